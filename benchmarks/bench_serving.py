@@ -3,7 +3,7 @@
 python -m benchmarks.bench_serving [--model FOLDER] [--streams 16] [--tokens 64] [--rounds 3]
     [--transformers PYTHON] [--json]
 
-Starts the server as a user does, as a process of its own, on a model folder or on an untrained Llama (12 layers, width
+Starts the server as a user does, in a separate process, on a model folder or on an untrained Llama (12 layers, width
 512, 8,192 tokens, 47M parameters), whose speed is that of a trained one. A client asks for greedy completions of texts
 of different lengths, streamed, with an end of text forbidden, first one after the other and then all at once, in turns
 for some rounds. Then, while all streams but one are running, it asks for single answers (the first token of a request

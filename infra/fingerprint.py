@@ -43,7 +43,7 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
         return float(value)
     if isinstance(value, BaseModel):
         return {
-            name: canonical(getattr(value, name), f"{where}.{name}", measuring=measuring)
+            field.alias or name: canonical(getattr(value, name), f"{where}.{name}", measuring=measuring)
             for name, field in type(value).model_fields.items()
             if bears_on_result(field, measuring=measuring)
             and (_always_named(field) or not _is_default(type(value), name, getattr(value, name)))

@@ -105,8 +105,8 @@ def test_the_config_that_the_tutorial_shows_reads_files_of_those_fields(tmp_path
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"query": "a", "choices": ["b", "c"], "gold": 0}) + "\n")
     shown["ingest"]["read"][0]["paths"] = ["books/*.txt", "crawl/*.jsonl", "wiki/*.jsonl"]  # unpacked, as JSON Lines
     whole = {**yaml.safe_load(QUICKSTART.read_text()), **shown}
-    assert "take out\n`sft.text_sources`" in page("docs/tutorials/own-text.md")
-    del whole["sft"]["text_sources"]
+    assert "take out\n`sft.text_sources` and `rlhf.text_sources`" in page("docs/tutorials/own-text.md")
+    del whole["sft"]["text_sources"], whole["rlhf"]["text_sources"]
     said = typed("check", write_config(tmp_path / "mine.yaml", whole), "--root", tmp_path / "store")
     assert said.startswith("nothing of this is built yet")
 

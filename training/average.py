@@ -73,6 +73,7 @@ def average(config: AverageConfig, inputs: Mapping[str, Path], out_dir: Path, ru
         run.progress(number, len(members), "models", "measuring")
         measured[member.name] = measure(member.read())
         run.event("member", f"{member.name}: {abs(measured[member.name]):.4f}")
+    value: float | None
     if config.method == "greedy" and measure is not None:
         mean, kept, value = _soup(members, measured, measure, run)
     else:

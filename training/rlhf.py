@@ -10,11 +10,12 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
@@ -25,6 +26,7 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, read_rows
 from training.checkpoint.export import export
 from training.config import RlhfConfig
+from training.config.alignment import samplers_problem
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
@@ -35,8 +37,8 @@ from training.distributed.parallel import whole_weights
 from training.generation.vllm_sampler import VllmSampler
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.lora import add_adapters
-from training.model.models import limit_length
+from training.model.lora import add_adapters, merged
+from training.model.models import limit_length, load
 from training.model.new_tokens import forget_untrained
 from training.planner.measured import planned
 from training.rl.algorithms import CLIPPED, algorithm_of
@@ -46,7 +48,9 @@ from training.rl.environments.heldout import measure_episodes, playing
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
 from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.round import PolicyAndValue, Rollouts
+from training.rl.rollouts.pool import SamplerPool
+from training.rl.rollouts.processes import OwnSampler, RemoteSampler, SamplerHandle
+from training.rl.round import PolicyAndValue, Rollouts, questions
 from training.rl.rubrics import rubric_of
 from training.rl.verify import announce_sandbox, rules_of
 from training.train_modules.adapting import Adapting, sharing_frozen
@@ -85,8 +89,12 @@ def train(config: RlhfConfig, inputs: Mapping[str, Path], out_dir: Path, run: Ru
 
     Figures: batches, generated_tokens_per_s and generating_share: the speed at which the rounds' answers were
     generated, and the share of the rounds' time that it took, in whole rounds of this process; as curves
-    rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`.
+    rlhf/generated_tokens_per_s and rlhf/generating_share. stopped_early with `stop_on_divergence`. With `async`, in
+    place of generating_share: trainer_idle_share, sampler_idle_share, staleness, answers_dropped and samplers_replaced
+    (`training.rl.rollouts.pool`).
     """
+    if problem := samplers_problem(config, run.launch):
+        raise StageError(problem)
     with ExitStack() as ending:
         graders = Graders(config.reward_processes, config.reward_timeout_s, run.launch.sandbox, run.event)
         ending.callback(graders.close)
@@ -130,14 +138,36 @@ def _trained(
         ending.callback(rubric.close)
     rewards = Rewards(ensemble, scale, chat, config, hardware, judge, graders, rubric)
     _check_rewards(config, prompts, bool(ensemble), judge is not None)
-    # The sampler: this process's policy, or a vLLM server with copies of its weights.
+    # The sampler: this process's policy, or a vLLM server with copies of its weights; with `async`, other processes.
     steps = config.round_batches
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
-    vllm = None
-    if config.sampler == "vllm":
-        adapted: dict[str, Any] = {"lora": config.lora, "token_ids": ids}
-        vllm = VllmSampler(sampler.policy, inputs["model"], chat, config, longest, hardware, run, **adapted)
+    vllm, pool = None, None
+
+    def served(policy: PreTrainedModel, **adapted: Any) -> VllmSampler:
+        return VllmSampler(policy, inputs["model"], chat, config, longest, hardware, run, **adapted)
+
+    def trained_weights() -> Mapping[str, Tensor]:
+        weights = whole_weights(sampler.policy)
+        return merged(weights, config.lora, ids) if config.lora else weights
+
+    def samplers(logs: Path) -> Sequence[SamplerHandle]:
+        nonlocal vllm
+        if config.sampler == "vllm":
+            remote = RemoteSampler(load(inputs["model"]), served, steps)
+            vllm = remote.vllm
+            return [remote]
+        return [
+            OwnSampler(number, inputs["model"], config, run.launch, longest, logs / f"sampler-{number}.log")
+            for number in range(run.launch.samplers.count)
+        ]
+
+    if config.async_:
+        of_part = partial(questions, config, prompts)
+        pool = SamplerPool(config, run, trained_weights, of_part, samplers)
+        ending.callback(pool.close)
+    elif config.sampler == "vllm":
+        vllm = served(sampler.policy, lora=config.lora, token_ids=ids)
         ending.callback(vllm.close)
     episodes = playing(config, inputs, chat, hardware, run, ending)
     # Pretraining text in each minibatch, if the config asks for it.
@@ -162,6 +192,7 @@ def _trained(
         run,
         refresh=refresh,
         vllm=vllm,
+        pool=pool,
         episodes=episodes,
         **extra,
     )
@@ -188,7 +219,8 @@ def _trained(
     if adapters and ranks.is_first():
         keep_adapters(out_dir, *adapters)
     done.leave(out_dir, estimate)
-    figures = {"batches": float(done.batches), **rollouts.times.figures()}
+    times = rollouts.times if pool is None else pool
+    figures = {"batches": float(done.batches), **times.figures()}
     headline = f"{done.batches // steps:,} rounds of {config.rollout_prompts:,} answers"
     if config.stop_on_divergence:
         figures["stopped_early"] = float(done.batches < plan.batches)

@@ -36,6 +36,7 @@ from training.config import (
     SftConfig,
     TrainerConfig,
 )
+from training.config.alignment import samplers_problem
 from training.config.duration import parse_duration
 from training.config.families import documents_problem, sampler_problems
 from training.config.rubrics import JUDGE
@@ -63,6 +64,8 @@ def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:
                 node.relocated, _of_document_bounds(node.config, nodes.get(node.inputs.get("tokenizer", "")))
             )
         if isinstance(node.config, RlhfConfig):
+            if problem := samplers_problem(node.config, config.launch):
+                yield node.relocated(problem)
             yield from _of_judge(node, nodes)
             yield from _of_rewards(node, node.config)
         if isinstance(node.config, DistillConfig):

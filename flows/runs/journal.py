@@ -10,7 +10,6 @@ trial.json      of which sweep it is a trial; not there for other runs
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
@@ -29,7 +28,7 @@ from infra.io.tables import damaged, read_state
 from infra.process.lifetime import start_ticks, this_machine
 from infra.run import read_journal
 from infra.store.manifest import Manifest
-from infra.store.store import is_full
+from infra.store.store import is_of_the_disk
 
 PICTURE = "picture.json"
 
@@ -65,8 +64,6 @@ class StageRow:
 
 
 RESERVED_BYTES = 1_000_000
-_DISK_FAILED = (errno.EIO, errno.EROFS)
-"""Errors of a disk that fails or has become read-only: what the run was doing meets them too, and reports them."""
 
 
 class ReservedSpace:
@@ -219,7 +216,7 @@ class RunJournal:
             try:
                 self._append(text)
             except OSError as error:
-                if not is_full(error) and error.errno not in _DISK_FAILED:
+                if not is_of_the_disk(error):
                     raise
                 # Lines that still cannot be written are kept by this process, and reported at the end.
                 with suppress(OSError):

@@ -15,6 +15,7 @@ from infra.launch.launchers import (
     SLURM_NOTICE_S,
     CostConfig,
     KubernetesConfig,
+    SamplersConfig,
     SkyPilotConfig,
     SlurmConfig,
     VllmConfig,
@@ -44,6 +45,8 @@ class LaunchConfig(Config):
     """Machine of a whole run that SkyPilot starts."""
     vllm: VllmConfig = VllmConfig()
     """Program and arguments of vLLM, for stages that use it."""
+    samplers: SamplersConfig = SamplersConfig()
+    """Processes that sample answers beside training, with `rlhf.async`."""
     cost: CostConfig = CostConfig()
     """Price and power of the devices, for `stemma cost`."""
     lost_s: float = Field(60.0, ge=5)

@@ -127,6 +127,17 @@ class KubernetesConfig(Config):
         return self
 
 
+class SamplersConfig(Config):
+    """Processes that sample answers beside the trainer (`rlhf.async`), each with a copy of the policy."""
+
+    count: int = Field(1, ge=1)
+    """Number of samplers. With rlhf.sampler: vllm there is one, the server."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of each; by default as many as training has, whose rounding they then repeat."""
+    gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
+    """Numbers of the GPUs that samplers take in turn, such as 6,7; by default the one of training, which they share."""
+
+
 class SkyPilotConfig(Config):
     """Machine of a whole run as a managed job of SkyPilot, which `python -m infra.launch.sky CONFIG` renders."""
 

@@ -551,6 +551,11 @@ def is_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in DISK_FULL or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
+def is_of_the_disk(error: BaseException) -> bool:
+    """Return True if the disk is full, fails or is read-only now: the work itself meets that too, and reports it."""
+    return is_full(error) or getattr(error, "errno", None) in (errno.EIO, errno.EROFS)
+
+
 def disk_error(error: OSError | sqlite3.OperationalError, stage: str, folder: Path) -> Exception:
     """Return the error a user should read for a failed write: a full disk is named as such, other errors unchanged."""
     if not is_full(error):

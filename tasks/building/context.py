@@ -12,7 +12,7 @@ from infra.launch.config import LaunchConfig
 from infra.lineage import messages
 from infra.lineage.outbox import Outbox
 from infra.process.lifetime import GRACE_S
-from infra.store.store import Store, is_full
+from infra.store.store import Store, is_of_the_disk
 from tasks.processes.warm_start import WarmStart
 
 
@@ -57,7 +57,7 @@ class BuildContext:
         try:
             self.outbox.send(message)
         except OSError as error:
-            if not is_full(error):
+            if not is_of_the_disk(error):
                 raise
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 CLOCKED = {"train/tokens_per_s", "train/time_left_s", "train/tflops", "train/mfu", "train/memory_gb",
-           "rlhf/generated_tokens_per_s", "rlhf/generating_share"}  # fmt: skip
+           "rlhf/generated_tokens_per_s", "rlhf/generating_share", "rlhf/trainer_idle_share",
+           "rlhf/sampler_idle_share", "rlhf/samplers_replaced", "rlhf/weights_handover_s"}  # fmt: skip
 """What a process measures of itself; a new one knows it from its second batch on."""
 
 

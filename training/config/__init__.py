@@ -1,6 +1,7 @@
 """Config of the training stages."""
 
 from training.config.alignment import (
+    AsyncConfig,
     ChatTrainerConfig,
     LoraConfig,
     PreferenceTuningConfig,
@@ -24,6 +25,7 @@ from training.config.trainer import (
 )
 
 __all__ = [
+    "AsyncConfig",
     "AverageConfig",
     "BaseModelConfig",
     "BatchWarmup",

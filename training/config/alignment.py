@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from infra.config import Config, in_identity, measured_only, outside_identity
 from infra.errors import Problem
 from infra.io.sources import Source
+from infra.launch.config import LaunchConfig
 from infra.store.measurements import TRAINED
 from training.config.duration import Distance, Length
 from training.config.environment import EnvironmentConfig
@@ -259,9 +260,61 @@ class PreferenceTuningConfig(ChatTrainerConfig):
         return no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
+def samplers_problem(config: RlhfConfig, launch: LaunchConfig) -> Problem | None:
+    """Return why these machines do not support `rlhf.async`, if they do not."""
+    if config.async_ is None:
+        return None
+    if launch.ranks > 1:
+        return Problem(
+            "contradiction",
+            "rlhf.async",
+            f"expected one training process, not the {launch.ranks} ranks of launch: samplers take their weights from "
+            "one process",
+            "set launch.processes and launch.nodes to 1 and give samplers other devices (launch.samplers.gpus), "
+            "or leave async out",
+        )
+    if config.sampler == "vllm" and launch.samplers.count > 1:
+        return Problem(
+            "contradiction",
+            "launch.samplers.count",
+            f"expected 1 with rlhf.sampler: vllm, not {launch.samplers.count}: one server is asked",
+            "set it to 1, and give the server several GPUs: launch.vllm.arguments: [--data-parallel-size=2]",
+        )
+    return None
+
+
+class AsyncConfig(Config):
+    """Sampling beside learning: sampler processes answer later rounds while the trainer learns from earlier ones."""
+
+    max_staleness: int = Field(1, ge=0)
+    """Rounds that the policy may have learnt since the weights that wrote a token, when that token is learnt. 0: the
+    trainer waits for the answers of its own weights, and ends with the bits of a training without `async`. 1 hides
+    sampling that takes at most as long as learning, or the reverse; more only evens out rounds of different length, at
+    the price of older answers. Fu et al. 2025, "AReaL", learn as well with 1 to 8 and `correction`."""
+    order: Literal["fixed", "free"] = "fixed"
+    """Order in which answers are used. fixed: round r learns the answers to its own prompts, written by the weights of
+    round r - max_staleness, so that the result depends on no clock: a killed training ends with the bits of one that
+    was not, for any number and speed of samplers. free: a round learns the first answers that are ready, written by the
+    newest weights at their start; those that a slow sampler delivers later than max_staleness are dropped and counted.
+    The order of use is recorded: a killed training repeats the rounds that it had begun, and goes on from them."""
+    parts: int = Field(1, ge=1)
+    """Parts of a round that are sampled separately, each by one sampler: a multiple of the samplers keeps all of them
+    busy. More than one changes results by rounding."""
+    correction: Literal["token", "sequence", "none"] = "token"
+    """Importance weight of answers that other weights wrote, with which their advantages are multiplied: the ratio of
+    the policy at the round's start to the weights that wrote them, at most `correction_cap`. token: of each token (the
+    decoupled loss of Hilton et al. 2022 and AReaL, truncated as in Espeholt et al. 2018, "IMPALA").
+    sequence: of the answer, the geometric mean over its tokens, as in GSPO (Zheng et al. 2025, equation 7). none: 1."""
+    correction_cap: float = Field(2.0, ge=1)
+    """Largest importance weight; 2 in Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training"."""
+
+
 class RlhfConfig(ChatTrainerConfig):
     """PPO, RLOO, GRPO, REINFORCE++ or RAFT against rewards, with a KL penalty to the SFT model (Ziegler et al. 2019;
     InstructGPT, section 3.5)."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True, validate_by_alias=True)
 
     rollouts: int = Field(100, ge=1)
     """Rounds of sampling answers and learning from them."""
@@ -284,6 +337,9 @@ class RlhfConfig(ChatTrainerConfig):
     """Sampler of the answers in each round: own is this project's, vllm a vLLM server that `launch.vllm` names. Both
     draw from the same policy, but with different random numbers, so that the resulting models differ. Held-out answers
     are always sampled by own."""
+    async_: AsyncConfig | None = Field(None, alias="async")
+    """Samplers beside the trainer, in separate processes (`launch.samplers`) or a vLLM server; null: rounds are
+    sampled and learnt in turns."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
     """Functions that reward answers, `package.module:name`, with their weights. They are called with three lists of
     text: the prompts, the answers and the reference responses ("" if there is none), and return a number per answer, or
@@ -501,6 +557,31 @@ class RlhfConfig(ChatTrainerConfig):
                 else "refill_groups: expected answers_per_prompt of at least 2: one answer is no group"
             )
 
+    def _check_async(self, ahead: AsyncConfig) -> None:
+        if self.refill_groups:
+            raise ValueError(
+                "refill_groups: expected 0 with async: refilled answers would be sampled while the trainer waits; "
+                "leave async out, or set it to 0"
+            )
+        if self.environment is not None:
+            raise ValueError(
+                "environment: expected none with async, whose samplers write single answers; leave async out"
+            )
+        if self.lora and self.lora.quantize:
+            raise ValueError(
+                "lora.quantize: expected null with async: samplers have the policy's weights unquantized; leave one out"
+            )
+        if ahead.max_staleness and self.chosen_algorithm == "raft":
+            raise ValueError(
+                "async.max_staleness: expected 0 for raft: its cross entropy has no ratio that corrects answers of "
+                "earlier weights; take grpo, rloo, ppo or reinforce++"
+            )
+        if (groups := self.rollout_prompts // self.answers_per_prompt) % ahead.parts:
+            raise ValueError(
+                f"async.parts: expected a divisor of the {groups} prompts of a round, not {ahead.parts}: answers to "
+                "one prompt are sampled together"
+            )
+
     @field_validator("guard")
     @classmethod
     def _no_guard(cls, guard: GuardConfig) -> GuardConfig:
@@ -534,6 +615,8 @@ class RlhfConfig(ChatTrainerConfig):
                 "lora.quantize: expected null with sampler: vllm, which would sample from unquantized weights"
             )
         self._check_lengths_and_groups()
+        if self.async_ is not None:
+            self._check_async(self.async_)
         self._check_environment()
         default_penalty = type(self).model_fields["unfinished_penalty"].default
         if self.unfinished_reward is not None and self.unfinished_penalty != default_penalty:

@@ -162,11 +162,12 @@ def generate(
     seed: int,
     *,
     in_ranks: bool = False,
+    only: slice | None = None,
 ) -> Completions:
     """Sample one answer to each prompt.
 
     in_ranks: each rank samples its part of them, with a whole model on each, and all get all; every rank must call. The
-    answers are those of one process.
+    answers are those of one process. only: the prompts to answer, with the draws that they have among all.
     """
     own = sample(
         model,
@@ -177,10 +178,11 @@ def generate(
         hardware=hardware,
         seed=seed,
         batch_size=128,
-        only=ranks.own_part(len(prompts)) if in_ranks else None,
+        only=ranks.own_part(len(prompts)) if in_ranks else only,
     )
     ids = [answer for part in ranks.gather(own) for answer in part] if in_ranks else own
-    return Completions(list(prompts), ids, torch.tensor([chat.has_ended(answer) for answer in ids]))
+    answered = list(prompts[only or slice(None)])
+    return Completions(answered, ids, torch.tensor([chat.has_ended(answer) for answer in ids]))
 
 
 def scores_of(scorer: Scorer, answers: Completions, chat: Chat, hardware: Hardware) -> Tensor:
@@ -211,7 +213,9 @@ def kl_of(
     with measuring(model), measuring(reference):
         for rows in torch.arange(len(batch.ids)).split(_BATCH // 4):
             ids, places, mask = (value[rows].to(hardware.device) for value in (batch.ids, batch.places, batch.mask))
-            ours, theirs = (answer_logits(one, ids, places, mask, hardware, temperature) for one in (model, reference))
-            each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(ours, theirs))
+            logits = (
+                answer_logits(network, ids, places, mask, hardware, temperature) for network in (model, reference)
+            )
+            each = torch.zeros_like(mask).masked_scatter(mask.bool(), exact_kl(*logits))
             sums.append(each.sum(1).cpu())
     return torch.cat(sums), batch.mask.sum(1)

@@ -116,8 +116,9 @@ class VllmSampler:
 
         _on_first(reload)
 
-    def sample(self, prompts: Sequence[list[int]], seed: int) -> Completions:
-        """Return an answer to each prompt, with the log-probabilities that vLLM reports."""
+    def sample(self, prompts: Sequence[list[int]], seed: int, first: int = 0) -> Completions:
+        """Return an answer to each prompt, with the log-probabilities that vLLM reports; the first prompt has the
+        number `first`."""
         stops, config = sorted(self._chat.stops), self._config
         # `ignore_eos`: of the model's own; what ends an answer is in stop_token_ids, and stays a part of it.
         shared = {
@@ -130,21 +131,20 @@ class VllmSampler:
             assert self._server is not None
             questions = [
                 {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)}
-                for number, prompt in enumerate(prompts)
+                for number, prompt in enumerate(prompts, first)
             ]
-            return [
-                (one.get("token_ids"), one["logprobs"]["token_logprobs"]) for one in self._server.complete(questions)
-            ]
+            choices = self._server.complete(questions)
+            return [(choice.get("token_ids"), choice["logprobs"]["token_logprobs"]) for choice in choices]
 
-        found = _on_first(ask)
-        if any(answer is None for answer, _ in found):
+        sampled = _on_first(ask)
+        if any(answer is None for answer, _ in sampled):
             fix = "install a later one, or leave rlhf.sampler out for our own sampler"
             raise stage_error(
                 "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
             )
-        ids = [answer for answer, _ in found]
+        ids = [answer for answer, _ in sampled]
         ended = torch.tensor([self._chat.has_ended(answer) for answer in ids])
-        return Completions(list(prompts), ids, ended, [told for _, told in found])
+        return Completions(list(prompts), ids, ended, [logprobs for _, logprobs in sampled])
 
     def check(self, answers: Completions, logprobs: Tensor, mask: Tensor, step: int) -> None:
         """Record the mean difference of vLLM's log-probabilities from ours (B, T) of the same tokens, `mask (B, T)`.

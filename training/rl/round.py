@@ -11,6 +11,9 @@
 takes its minibatches, and for each one a step on the loss of `PolicyAndValue`, at the end of this file. Before the
 first round `training.rlhf` loads models and prompts; after the last it measures.
 
+With `async` other processes answer later rounds meanwhile (`training.rl.rollouts`): step 2 hands over the
+weights and takes the answers of this round, and their advantages are corrected for the weights that wrote them.
+
 Each rank samples and scores its part of a round. Then every rank gets the whole round, so that advantages and the KL
 coefficient equal those of one process, and learns from its part of each minibatch.
 
@@ -34,7 +37,7 @@ from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel
 
 from infra.run import Run
-from training.chat.base import Chat
+from training.chat.base import Chat, pad
 from training.config import RlhfConfig
 from training.core import ranks
 from training.core.hardware import Hardware
@@ -47,6 +50,10 @@ from training.rl.algorithms import Algorithm, Sampled
 from training.rl.environments.episodes import Episodes
 from training.rl.overoptimisation import DivergenceWatch, Round
 from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.rollouts.correction import importance
+from training.rl.rollouts.pool import SamplerPool
+from training.rl.rollouts.processes import Questions
+from training.rl.rollouts.schedule import joined
 from training.rl.round_times import RoundTimes
 from training.train_modules.answer_logprobs import answer_logprobs, answered, logprobs_and_entropies
 from training.train_modules.kl import adapted_kl_coef, kl_k1
@@ -92,6 +99,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         refresh: Callable[[], None] = lambda: None,
         beside: Beside = lambda minibatch, round_number, number: {},
         vllm: VllmSampler | None = None,
+        pool: SamplerPool | None = None,
         episodes: Episodes | None = None,
     ) -> None:
         """Create the data set.
@@ -103,6 +111,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             refresh: Updates policy and value function to the trained weights, before a round; every rank calls it.
             beside: Adds columns to a minibatch, such as pretraining text.
             vllm: Samples the answers instead of our own sampler.
+            pool: Samples them in other processes, while this one learns.
             episodes: Plays an episode of an environment in place of each answer.
         """
         self._policy = policy
@@ -119,6 +128,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._refresh = refresh
         self._beside = beside
         self._vllm = vllm
+        self._pool = pool
         self._episodes = episodes
         self._watch = DivergenceWatch(config.stop_on_divergence, run)
         self._batches = config.round_batches
@@ -129,18 +139,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         config = self._config
-        random = np.random.default_rng([config.seed, self._round])
 
         # 1. Prompts, the answers to one of them side by side. A round without enough prompts draws some again.
-        count = config.rollout_prompts // config.answers_per_prompt
-        chosen = random.choice(len(self._prompts), count, replace=len(self._prompts) < count)
-        prompts = [self._prompts[number] for number in chosen.repeat(config.answers_per_prompt).tolist()]
-        seed = int(random.integers(2**62))
+        random, prompts, seed = draw(config, self._prompts, self._round)
         parts = [part for _ in range(config.epochs) for part in minibatches(config, random)]
 
         # 2. to 5. What is learnt from, or what a checkpoint within the round kept of it.
         if self._rows is None:
-            self._rows = self._experience(self._sample(prompts, seed), prompts)
+            self._rows = self._received() if self._pool else self._experience(self._sample(prompts, seed), prompts)
         elif len(self._rows["ids"]) != config.learnt_answers:
             parts = []  # the training that this one continues had rounds of another size, and this was its last round
 
@@ -176,8 +182,27 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             return self._episodes.play(policy, prompts, seed, config.answers_per_prompt)
         return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
 
-    def _experience(self, answers: Completions, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Return all that the loss needs of the answers that are learnt from, by name, each (K, …)."""
+    def _received(self) -> dict[str, Tensor]:
+        """Return `_experience` of answers by other processes, once these have the trained weights."""
+        assert self._pool is not None
+        self._refresh()
+        self._pool.update(self._round)
+        parts = self._pool.take(self._round)
+        drawn = [questions(self._config, self._prompts, part.number) for part in parts]
+        prompts = [prompt for part in drawn for prompt in part.prompts]
+        written = joined(parts)
+        ended = torch.tensor([self._chat.has_ended(answer) for answer in written.ids])
+        logprobs = None if written.logprobs is None else [list(row) for row in written.logprobs]
+        answers = Completions([prompt.ids for prompt in prompts], [list(ids) for ids in written.ids], ended, logprobs)
+        return self._experience(answers, prompts, written.versions)
+
+    def _experience(
+        self, answers: Completions, prompts: Sequence[Prompt], versions: Sequence[Sequence[int]] | None = None
+    ) -> dict[str, Tensor]:
+        """Return all that the loss needs of the answers that are learnt from, by name, each (K, …).
+
+        versions: of the weights that wrote each token, where other processes did.
+        """
         config, step = self._config, self._round * self._batches
 
         # 3. Score: rewards (B,), of reward models, rules and functions. Groups of equal rewards make room for others.
@@ -190,7 +215,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
         # 4. Look: log-probabilities, entropies and values (B, T) before the update. What vLLM reports is compared.
         logprobs, reference, entropies, values = self._look(batch)
-        if self._vllm is not None:
+        is_current = versions is None or all(version == self._round for row in versions for version in row)
+        if self._vllm is not None and is_current:
             self._vllm.check(answers, logprobs, batch.mask, step)
 
         # 5. Advantages, and the answers that are kept: of RAFT the best of each prompt, else all.
@@ -199,6 +225,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         learning, kept = self._algorithm.learn(sampled), self._algorithm.kept(sampled)
         if len(kept) < len(sampled.scores):
             metrics["rlhf/kept_reward"] = float(sampled.scores[kept].mean())
+
+        # Answers that earlier weights wrote count by how likely these weights are to write them.
+        if versions is not None and config.async_ and config.async_.max_staleness:
+            assert answers.logprobs is not None
+            correction = importance(logprobs, answers.logprobs, batch.mask, config.async_)
+            learning["advantages"] = learning["advantages"] * correction.weights
+            learning["versions"] = pad([list(row) for row in versions], -1)
+            metrics |= {"rlhf/importance": correction.mean, "rlhf/importance_truncated": correction.truncated}
 
         # The KL coefficient of the next round, where a target is given (Ziegler et al. 2019, section 2.2).
         kl = float((kl_k1(logprobs, reference) * batch.mask).sum(1).mean())
@@ -294,15 +328,37 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
     def write(self, folder: Path) -> list[Path]:
         """Write the current round to a checkpoint's folder."""
+        files = self._pool.write(folder) if self._pool else []
         if self._rows is None:
-            return []
+            return files
         save_file({name: value.contiguous() for name, value in self._rows.items()}, folder / _FILE)
-        return [folder / _FILE]
+        return [*files, folder / _FILE]
 
     def read(self, folder: Path) -> None:
         """Read the round from a checkpoint."""
         if self._read:
             self._rows = load_file(folder / _FILE)
+        if self._pool:
+            self._pool.read(folder, self._round)
+
+
+def draw(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> tuple[np.random.Generator, list[Prompt], int]:
+    """Return the prompt of each answer of round `number`, the seed of the answers, and the round's further random
+    numbers."""
+    random = np.random.default_rng([config.seed, number])
+    count = config.rollout_prompts // config.answers_per_prompt
+    chosen = random.choice(len(prompts), count, replace=len(prompts) < count)
+    drawn = [prompts[index] for index in chosen.repeat(config.answers_per_prompt).tolist()]
+    return random, drawn, int(random.integers(2**62))
+
+
+def questions(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> Questions:
+    """Return the prompts of part `number`, as `training.rl.rollouts.schedule` numbers them."""
+    assert config.async_ is not None
+    round_number, part = divmod(number, config.async_.parts)
+    _, drawn, seed = draw(config, prompts, round_number)
+    size = len(drawn) // config.async_.parts
+    return Questions(drawn[part * size : (part + 1) * size], part * size, seed)
 
 
 def equal_groups(scores: Tensor, group: int) -> Tensor:

@@ -130,9 +130,22 @@ def alignment(pipeline: PipelineResults, id: str) -> Section:
     if "generating_share" in figures:
         lead = f"Answers were generated at {compact(figures['generated_tokens_per_s'])} tokens per second, which took "
         lead += f"{percent(figures['generating_share'])} of the rounds' time."
+    if "trainer_idle_share" in figures:
+        lead = _beside_learning(figures)
     drawn = [*_rewards(pipeline, id, start), *episode_reward(pipeline, id), *_distance(pipeline, id, start)]
     name = titled("alignment", f"Alignment by {pipeline.algorithm(id)}", id, "rlhf")
     return Section(*name, lead, drawn, tables, transcripts(pipeline, id, roles))
+
+
+def _beside_learning(figures: Mapping[str, float]) -> str:
+    """Return sentences on samplers that work next to the trainer."""
+    return (
+        f"Samplers next to the trainer generated {compact(figures['generated_tokens_per_s'])} tokens per second, "
+        f"{fixed(figures['staleness'])} rounds ahead in the mean. The trainer was idle for "
+        f"{percent(figures['trainer_idle_share'])} of the rounds' time, samplers for "
+        f"{percent(figures['sampler_idle_share'])}. {figures['answers_dropped']:,.0f} answers were dropped as too old, "
+        f"and {figures['samplers_replaced']:,.0f} samplers died and were replaced."
+    )
 
 
 def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:

@@ -143,6 +143,19 @@ def test_a_digit_that_numbers_nothing_is_no_place_in_a_list() -> None:
     assert [problem.code for problem in set_value({"read": [1]}, "read.²", "3")] == ["bad_setting"]
 
 
+def test_samplers_next_to_several_training_processes_are_refused_where_the_step_has_its_config() -> None:
+    aligned = {"uses": "rlhf", "inputs": {"model": "base_model", "prompts": "instructions"}, "async": {}}
+    aligned |= {"algorithm": "grpo", "answers_per_prompt": 2, "reward_functions": {"json:dumps": 1.0}}
+    pipeline = {"name": "x", "base_model": {"path": "/models/tuned"}, "instructions": {}, "steps": {"ahead": aligned}}
+    with pytest.raises(ConfigError) as caught:
+        parse(pipeline | {"launch": {"processes": 2}})
+    (problem,) = [problem for problem in caught.value.problems if "samplers" in problem.message]
+    assert problem.path == "steps.ahead.async" and "launch.samplers" in problem.fix
+    with pytest.raises(ConfigError) as caught:
+        parse(pipeline | {"launch": {"processes": 1}, "steps": {"ahead": aligned | {"refill_groups": 2}}})
+    assert any("refill_groups: expected 0 with async" in problem.message for problem in caught.value.problems)
+
+
 def test_answers_that_leave_no_room_for_prompts_are_told_for_every_stage_at_once() -> None:
     """Of SFT by its own length, of PPO by the positions of the model."""
     sections = {
@@ -204,14 +217,14 @@ def test_what_is_no_config_file_is_refused_and_never_waited_for(
     assert "a file" in error["message"]
 
 
-LAUNCHERS = ("SlurmConfig", "KubernetesConfig", "KubernetesRunsConfig", "VllmConfig")
+LAUNCHERS = ("SlurmConfig", "KubernetesConfig", "KubernetesRunsConfig", "SamplersConfig", "VllmConfig")
 """Parts of the launch section."""
 
 
 def test_only_launch_speaks_of_machines_and_sections_are_the_quickstarts() -> None:
     classes = {name: set(found.get("properties", ())) for name, found in json.loads(schema())["$defs"].items()}
     of_launch = classes.pop("LaunchConfig")
-    elsewhere = {name: keys & of_launch for name, keys in classes.items() if keys & of_launch}
+    elsewhere = {name: keys & of_launch for name, keys in classes.items() if keys & of_launch and name not in LAUNCHERS}
     # There it says which positions see which, in `launch` by which kernel that is computed.
     assert elsewhere == {"PretrainConfig": {"attention"}, "PretrainStep": {"attention"}}
     machines = re.compile(r"(^|_)(device|gpu|cpu|core|process|node|thread|worker|host|microbatch)(e?s)?(_|$)")

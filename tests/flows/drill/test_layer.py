@@ -180,3 +180,26 @@ journal.row(StageRow("clean", "built"))
 print(journal.read()[-1]["status"])
 """
     assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]
+
+
+@pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
+def test_a_message_to_lineage_that_cannot_be_written_ends_no_run(layer: Layer, error: int) -> None:
+    """A disk that became read-only ended a run as lost, when it recorded for MLflow how it had ended."""
+    begin = """
+from pathlib import Path
+from types import SimpleNamespace
+from infra.lineage.messages import StageFinished
+from infra.lineage.outbox import Outbox
+from tasks.building.context import BuildContext
+outbox = Outbox(Path("."))
+context = SimpleNamespace(outbox=outbox)
+message = StageFinished("build", "FAILED", 1.0, {}, "", "")
+print(flush=True)
+"""
+    end = "BuildContext.tell(context, message)\nprint('goes on', flush=True)\nsys.stdin.readline()"
+    assert in_two_parts(
+        layer, begin, f"{end}\nBuildContext.tell(context, message)\nprint(outbox.pending())", error
+    ) == [
+        "goes on",
+        "1",
+    ]

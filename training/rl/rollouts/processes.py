@@ -1,0 +1,216 @@
+"""Handles of samplers: a process of ours (`sampler`) or a vLLM server, both asked for a part of a round at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from infra.errors import Problem, StageError
+from infra.io.json import parse_own_json
+from infra.launch.config import LaunchConfig
+from infra.process.lifetime import PARENT_FD, signal_group
+from infra.project import PROJECT
+from training.config import RlhfConfig
+from training.generation.vllm_sampler import VllmSampler
+from training.rl.rewards import Prompt
+from training.rl.rollouts.sampler import load_weights
+from training.rl.rollouts.schedule import Part, PartAnswers
+
+MODULE = "training.rl.rollouts.sampler"
+"""The program of a sampler process."""
+_OF_COMPUTATION = ("threads", "device", "precision", "attention", "share_prompts")
+"""Keys of `launch` that a sampler shares with its trainer."""
+_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The prompts of a part, the number of the first one in its round, and the round's seed."""
+
+    prompts: Sequence[Prompt]
+    first: int
+    seed: int
+
+
+class SamplerDied(Exception):
+    """A sampler's process ended before it answered; the message names the signal or the code."""
+
+
+class SamplerHandle(Protocol):
+    """A sampler, used by one thread."""
+
+    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+        """Return the answers to a part, by the weights in a file. Raises SamplerDied, and StageError for a fault that
+        another process would repeat."""
+
+    def restart(self) -> None:
+        """Replace a process that died."""
+
+    def close(self) -> None:
+        """End it, also during an answer; called by another thread."""
+
+
+class OwnSampler:
+    """A sampler process of ours. It ends with `close`, and with this process however that ends."""
+
+    def __init__(
+        self, number: int, source: Path, config: RlhfConfig, launch: LaunchConfig, longest: int, log: Path
+    ) -> None:
+        """Start the process; it loads its model meanwhile.
+
+        Args:
+            number: of this sampler, from 0, which chooses its GPU.
+            source: the folder of the model that training began with.
+            longest: tokens of the longest prompt with its answer.
+            log: gets the process's output.
+        """
+        settings = launch.samplers
+        machine = launch.model_dump(mode="json", include=set(_OF_COMPUTATION))
+        machine |= {"threads": settings.threads} if settings.threads else {}
+        self._setup = {
+            "source": str(source),
+            "config": config.model_dump(mode="json"),
+            "launch": machine,
+            "longest": longest,
+        }
+        gpus = settings.gpus.split(",") if settings.gpus else []
+        self._environment = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+        self._scored = config.async_ is not None and config.async_.max_staleness > 0
+        self._log = log
+        self._is_loaded = self._is_closed = False
+        self._ending = threading.Lock()
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+        if not self._is_loaded:
+            self._hear()
+            self._is_loaded = True
+        self._send(
+            {
+                "version": part.version,
+                "weights": str(weights),
+                "prompts": [prompt.ids for prompt in questions.prompts],
+                "first": questions.first,
+                "seed": questions.seed,
+                "scored": self._scored,
+            }
+        )
+        reply = self._hear()
+        versions = [[part.version] * len(ids) for ids in reply["ids"]]
+        return PartAnswers(part.number, reply["ids"], versions, reply["logprobs"], reply["seconds"])
+
+    def restart(self) -> None:
+        with self._ending:
+            self._end()
+            if not self._is_closed:
+                self._start()
+
+    def close(self) -> None:
+        with self._ending:
+            self._is_closed = True
+            self._end()
+
+    def _start(self) -> None:
+        folders = (*filter(None, sys.path), str(PROJECT))
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
+        environment |= {"PYTHONPATH": os.pathsep.join(folders), **self._environment}
+        read_end, write_end = os.pipe()
+        self._parent_pipe: int | None = write_end
+        try:
+            with open(self._log, "ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", MODULE],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    pass_fds=[read_end],
+                    env={**environment, PARENT_FD: str(read_end)},
+                    start_new_session=True,
+                )
+        finally:
+            os.close(read_end)
+        self._is_loaded = False
+        self._send(self._setup)
+
+    def _send(self, question: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # `_hear` finds that it is gone
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        try:
+            line = self._process.stdout.readline()
+        except ValueError:  # closed by another thread
+            line = b""
+        if not line.endswith(b"\n"):
+            code = self._process.wait()
+            raise SamplerDied(signal.Signals(-code).name if code < 0 else f"exit code {code}")
+        reply: dict[str, Any] = parse_own_json(line)
+        if "problems" in reply:
+            raise StageError(*(Problem(**problem) for problem in reply["problems"]))
+        return reply
+
+    def _end(self) -> None:
+        """Kill it, even during an answer. A thread that reads its reply reads the end of it."""
+        if self._parent_pipe is None:
+            return  # ended before
+        if self._process.poll() is None:
+            signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        os.close(self._parent_pipe)
+        self._parent_pipe = None
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
+
+
+class RemoteSampler:
+    """A vLLM server as a sampler: its copy of the policy takes the weights of each part before it is sent."""
+
+    def __init__(self, policy: PreTrainedModel, served: Callable[[PreTrainedModel], VllmSampler], batches: int) -> None:
+        """Start the server.
+
+        Args:
+            policy: a model to put the weights into.
+            served: starts a server for it.
+            batches: of a round.
+        """
+        self._policy = policy.requires_grad_(False)
+        self.vllm = served(self._policy)
+        self._batches = batches
+        self._version: int | None = None
+
+    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+        if part.version != self._version:
+            load_weights(self._policy, weights)
+            self.vllm.update(part.version * self._batches)
+            self._version = part.version
+        began = time.perf_counter()
+        answers = self.vllm.sample([prompt.ids for prompt in questions.prompts], questions.seed, questions.first)
+        versions = [[part.version] * len(ids) for ids in answers.ids]
+        return PartAnswers(part.number, answers.ids, versions, answers.logprobs, time.perf_counter() - began)
+
+    def restart(self) -> None:
+        """Do nothing: a server that ends is a StageError of its client."""
+
+    def close(self) -> None:
+        self.vllm.close()
