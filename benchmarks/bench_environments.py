@@ -42,7 +42,7 @@ SFT: dict[str, Any] = {
 LEARNING: dict[str, Any] = {
     "environment": {
         "use": "calculator", "options": EXERCISES, "tasks": 4000,
-        "max_turns": 3, "max_tokens": 80, "show_tools": False, "processes": 1,
+        "max_turns": 3, "max_tokens": 80, "show_tools": False, "instances": 1,
     },
     "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 128, "minibatch_answers": 64,
     "answer_max_tokens": 32, "max_prompt_tokens": 32, "kl_coef": 0.0, "scale_rewards": "none", "loss_mean": "token",

@@ -55,8 +55,8 @@ class EnvironmentConfig(Config):
     count as part of the config."""
     network: bool = False
     """Allow the environment to make connections, such as to the server of an OpenEnv environment."""
-    processes: int = outside_identity(2, ge=1)
-    """Processes of each rank, between which episodes are divided."""
+    instances: int = outside_identity(2, ge=1)
+    """Instances on each rank, each in a process, between which episodes are divided."""
     timeout_s: float = Field(10.0, gt=0)
     """Seconds that an environment may take for a reply; its episode is dropped after that, and its process replaced."""
     memory_mb: int = Field(1024, ge=64)

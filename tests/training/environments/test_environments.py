@@ -30,7 +30,7 @@ def pool(use: str, **settings: Any) -> Iterator[EnvironmentPool]:
         find("auto")
     except StageError as error:
         pytest.skip(str(error))
-    opened = EnvironmentPool(EnvironmentConfig.model_validate({"use": use, "processes": 1, **settings}))
+    opened = EnvironmentPool(EnvironmentConfig.model_validate({"use": use, "instances": 1, **settings}))
     try:
         yield opened
     finally:

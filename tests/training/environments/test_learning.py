@@ -18,7 +18,7 @@ from training.sandbox.runner import find
 
 LETTERS = f"{Path(__file__).with_name('unruly.py')}:Letters"
 LEARNING: dict[str, Any] = {
-    "environment": {"use": LETTERS, "tasks": 8, "max_turns": 3, "max_tokens": 48, "processes": 2},
+    "environment": {"use": LETTERS, "tasks": 8, "max_turns": 3, "max_tokens": 48, "instances": 2},
     "algorithm": "grpo", "answers_per_prompt": 4, "rollouts": 4, "rollout_prompts": 16, "minibatch_answers": 8,
     "answer_max_tokens": 8, "max_prompt_tokens": 40, "kl_coef": 0.0, "unfinished_penalty": 0.0,
     "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0}, "heldout_prompts": 8, "refill_groups": 1,
@@ -80,7 +80,7 @@ def test_a_dead_process_costs_an_episode_that_is_played_again_and_too_many_stop_
 ) -> None:
     """The process ends itself once; other episodes go on, and the one that it cost is played again."""
     marker = tmp_path / "marker"
-    environment = {**LEARNING["environment"], "options": {"marker": str(marker)}, "processes": 1, "tasks": 2}
+    environment = {**LEARNING["environment"], "options": {"marker": str(marker)}, "instances": 1, "tasks": 2}
     short = {**LEARNING, "rollouts": 1, "refill_groups": 0, "answers_per_prompt": 8}
     launch = LaunchConfig(device="cpu", threads=1, sandbox="none")  # so that it can leave a marker
     config = RlhfConfig.model_validate({**short, "environment": environment})

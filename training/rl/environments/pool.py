@@ -76,8 +76,8 @@ class EnvironmentPool:
             "options": config.values(kind, documents),
         }
         self._memory = max(config.memory_mb << 20, 2 * MEMORY_BYTES if starts_sandboxes else 0)
-        self._slots = [_Slot() for _ in range(config.processes)]
-        self._threads = ThreadPoolExecutor(config.processes)
+        self._slots = [_Slot() for _ in range(config.instances)]
+        self._threads = ThreadPoolExecutor(config.instances)
         self.replaced = 0
 
     def described(self) -> str:
@@ -88,7 +88,7 @@ class EnvironmentPool:
         else:
             where = f"in a sandbox ({self.kind}), {'with' if config.network else 'without'} a network"
         return (
-            f"the environment {config.use} runs in {config.processes} processes {where}; at most "
+            f"the environment {config.use} runs in {config.instances} processes {where}; at most "
             f"{config.memory_mb:,} MiB of memory each and {config.timeout_s:g} s per reply"
         )
 
