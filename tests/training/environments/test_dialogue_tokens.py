@@ -55,10 +55,11 @@ def words(draw: random.Random, chat: Chat) -> str:
 
 
 class Talkative:
-    """An environment in this process with random replies, for the interface of a pool."""
+    """An environment in this process with random replies, the first of which fails, for the interface of a pool."""
 
     def __init__(self, chat: Chat, draw: random.Random) -> None:
         self._chat, self._draw = chat, draw
+        self._steps = 0
 
     def drop(self, episode: int) -> None:
         pass
@@ -73,7 +74,8 @@ class Talkative:
                 tools = [TOOL] if draw.random() < 0.7 else []
                 return {"messages": [{"role": "user", "content": words(draw, self._chat)}], "tools": tools}
             case "step":
-                if (chance := draw.random()) < 0.1:
+                self._steps += 1
+                if (chance := draw.random()) < 0.1 or self._steps == 1:
                     return Failure("died", "its process ended")
                 role = "tool" if request["calls"] else "user"
                 messages = [{"role": role, "content": words(draw, self._chat)} for _ in request["calls"] or "1"]
