@@ -225,6 +225,7 @@ def _intervals(
     scale = ticks(low, high, 3 if is_narrow else 6)
     top, bottom, step, gap = 6, 26, 18, 12
     above = 20 if is_narrow else 0
+    bottom += 18 if is_narrow and reference_label else 0
     names = [row.label for row in rows]
     left = min(max(150, 24 + math.ceil(ROW_CHARACTER * max(map(len, names)))), width // 3)
     left = 24 if is_narrow else left
@@ -244,7 +245,9 @@ def _intervals(
     for tick in scale:
         x = f"{across(tick):.1f}"
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{top}" y2="{height - bottom}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{height - 9}" text-anchor="middle">{value_format(tick)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x}" y="{height - bottom + 17}" text-anchor="middle">{value_format(tick)}</text>'
+        )
     y = float(top)
     for row, tall in zip(rows, heights, strict=True):
         room = width - 16 if is_narrow else left - 24
@@ -264,7 +267,7 @@ def _intervals(
         y += tall
     if reference_label and is_narrow:
         parts.append(
-            f'<text class="axis" x="{width - 8}" y="{height - 9}" text-anchor="end">┆ {escape(reference_label)}</text>'
+            f'<text class="axis" x="{width - 8}" y="{height - 6}" text-anchor="end">┆ {escape(reference_label)}</text>'
         )
     elif reference_label:
         parts.append(

@@ -199,7 +199,9 @@ def test_a_comparison_shows_every_interval_and_whole_values_beside_long_names(
     (tmp_path / "page.html").write_text(comparison_page(document, names, [{} for _ in names]), encoding="utf-8")
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.goto((tmp_path / "page.html").as_uri())
-    assert page.locator(".whisker").count() == 3 * (len(names) - 1)
+    drawing = "svg.narrow" if width == PHONE else "svg:not(.narrow)"
+    assert page.locator(f"{drawing}:visible .whisker").count() == 3 * (len(names) - 1)
+    assert page.locator("svg.intervals:visible").count() == 1
     assert page.evaluate(UNDRAWN) == 0
     assert [fault for fault in page.evaluate(FAULTS) if "cut in" in fault or "overlap" in fault] == []
     assert all(text.endswith(" −12.5") for text in page.locator(".mark-label").all_text_contents())
