@@ -331,7 +331,8 @@ class Decoder:
 
         oldest = min(chunks, key=age, default=None)
         chunks.sort(key=lambda chunk: (chunk is not oldest, left(chunk), age(chunk)))
-        total, read_now = 0, []
+        total = 0
+        read_now: list[Chunk] = []
         for chunk in chunks:
             total += len(chunk.ids)
             if read_now and total > STEP_TOKENS:
