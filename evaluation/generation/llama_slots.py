@@ -109,13 +109,8 @@ class LlamaSlots:
         keys, values = k.split(1), v.split(1)
         attended = []
         for query, row, position in zip(queries, rows, positions, strict=False):
-<<<<<<< HEAD
             seen_keys, seen_values = (part[row].narrow(2, 0, position + 1) for part in (keys, values))
             attended.append(scaled_dot_product_attention(query, seen_keys, seen_values, scale=net.scale).flatten(1))
-=======
-            key, value = keys[row].narrow(2, 0, position + 1), values[row].narrow(2, 0, position + 1)
-            attended.append(scaled_dot_product_attention(query, key, value, scale=net.scale).flatten(1))
->>>>>>> n6
         return attended
 
     def _attend_chunks(
@@ -126,13 +121,8 @@ class LlamaSlots:
         parts = q.split([len(chunk.ids) for chunk in chunks]) if chunks else ()
         for queries, chunk, mask in zip(parts, chunks, masks, strict=True):
             row = slice(chunk.rows[0], chunk.rows[0] + 1)
-<<<<<<< HEAD
             seen_keys, seen_values = (part[row, :, : chunk.end] for part in (k, v))
             of_chunk = self._of.attend(self._in_heads(queries, 1), seen_keys, seen_values, mask)
-=======
-            keys, values = k[row, :, : chunk.end], v[row, :, : chunk.end]
-            of_chunk = self._of.attend(self._in_heads(queries, 1), keys, values, mask)
->>>>>>> n6
             attended.append(of_chunk.transpose(1, 2).flatten(0, 1).flatten(1))
         return attended
 
