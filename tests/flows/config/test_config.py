@@ -217,7 +217,14 @@ def test_what_is_no_config_file_is_refused_and_never_waited_for(
     assert "a file" in error["message"]
 
 
-LAUNCHERS = ("SkyPilotConfig", "SlurmConfig", "KubernetesConfig", "KubernetesRunsConfig", "SamplersConfig", "VllmConfig")
+LAUNCHERS = (
+    "SkyPilotConfig",
+    "SlurmConfig",
+    "KubernetesConfig",
+    "KubernetesRunsConfig",
+    "SamplersConfig",
+    "VllmConfig",
+)
 """Parts of the launch section."""
 
 
