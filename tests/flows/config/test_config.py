@@ -179,8 +179,9 @@ def test_each_config_is_accepted_and_its_dag_shown(run: Callable[..., Answer], t
     assert answer.code == 0, answer.document["errors"]
     rows = answer.rows()
     if config.stem != "corpus":
+        text = ["shard"] if dump(load(config))["rlhf"].get("text_coef") else []
         judge = ["judge"] if "judge" in rows else []
-        assert rows["rlhf"]["needs"] == ["sft", "reward_model", "instructions", *judge]
+        assert rows["rlhf"]["needs"] == ["sft", "reward_model", "instructions", *text, *judge]
     assert {row["status"] for row in rows.values()} == {"build"}
 
 

@@ -125,11 +125,11 @@ class Dies(Run):
 
     def __init__(self, *given: Any, how: str, at: int, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.how, self.at, self.step = how, at, 0
+        self.how, self.at, self.batch = how, at, 0
 
     def metrics(self, values: Any, step: Any = None) -> None:
         super().metrics(values, step)
-        self.step = step
+        self.batch = step
         if step == self.at and self.how != "at a checkpoint":
             if self.how == "written":
                 self._journal.flush()
@@ -137,7 +137,7 @@ class Dies(Run):
 
     def place(self) -> Any:
         place = super().place()
-        if self.how == "at a checkpoint" and self.step >= self.at:
+        if self.how == "at a checkpoint" and self.batch >= self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         return place
 
