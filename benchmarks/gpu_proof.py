@@ -93,7 +93,7 @@ def machine(settings: Settings) -> list[dict[str, Any]]:
     import torch
     import transformers
 
-    from infra.launch.gpus import ask_driver, describe, gpu_problems
+    from infra.launch.devices.gpus import ask_driver, describe, gpu_problems
 
     answer, driver = describe(), ask_driver()
     asked = settings.device == "gpu"

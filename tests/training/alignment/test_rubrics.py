@@ -14,7 +14,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.support.endpoint import completion, endpoint
 from training.config import RlhfConfig
-from training.config.rubrics import RubricConfig
+from training.config.alignment.rubrics import RubricConfig
 from training.core.hardware import Hardware
 from training.rl.rewards import Prompt
 from training.rl.rubrics import rubric_of, score_in

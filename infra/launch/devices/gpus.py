@@ -155,7 +155,7 @@ def ask_torch() -> TorchAnswer | None:
         capture_output=True,
         text=True,
         timeout=_ASK_S,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         check=False,
     )
     if answer.returncode:

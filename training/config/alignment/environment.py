@@ -14,7 +14,7 @@ from infra.config import Config, outside_identity
 from infra.errors import Problem
 from infra.io.sources import Source
 from infra.project import PROJECT
-from training.config.functions import file_of, missing_functions
+from training.config.alignment.functions import file_of, missing_functions
 
 SHIPPED: Mapping[str, str] = {
     "calculator": "training.rl.environments.calculator:Calculator",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from corpus.generation.config import EndpointConfig, GenerationLimits, SamplingConfig
 from infra.config import measured_only, outside_identity
 from infra.errors import Problem
-from training.config.alignment import ChatTrainerConfig, no_room
+from training.config.alignment.chat_trainer import ChatTrainerConfig, no_room
 from training.config.duration import Distance, Length
 from training.config.trainer import OptimizerConfig, ScheduleConfig
 

@@ -68,7 +68,7 @@ def command(
 def _worker_problems() -> list[Problem]:
     """Return why stages of this worker may fail: its packages, and GPUs that its torch cannot use."""
     from infra.installed import lock_problem
-    from infra.launch.gpus import ask_driver, ask_torch, gpu_problems, has_gpu
+    from infra.launch.devices.gpus import ask_driver, ask_torch, gpu_problems, has_gpu
 
     problem = lock_problem("other_packages", "")
     answer = ask_torch() if has_gpu() else None

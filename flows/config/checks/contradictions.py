@@ -11,10 +11,10 @@ from corpus.generation.config import GenerateConfig
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from evaluation.config import BenchmarksConfig, BenchmarkTextConfig, RegisterConfig
 from evaluation.config.mitigations import MitigationsConfig
+from flows.config.checks.ranks import optimizer_problems, quantized_problems
 from flows.config.graph import MODEL, ancestors, first_model, models_before
 from flows.config.pipeline_config import Graph, PipelineConfig, dump
 from flows.config.problems import nearest
-from flows.config.ranks import optimizer_problems, quantized_problems
 from flows.config.usual import items_to_clear, missing_sections
 from infra.errors import Problem, StageError
 from infra.fingerprint import canonical
@@ -37,9 +37,9 @@ from training.config import (
     TrainerConfig,
 )
 from training.config.alignment import samplers_problem
+from training.config.alignment.rubrics import JUDGE
 from training.config.duration import parse_duration
 from training.config.families import documents_problem, sampler_problems
-from training.config.rubrics import JUDGE
 
 
 def contradictions(config: PipelineConfig, nodes: Graph) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Config of SFT, preference tuning, the reward model and PPO; every default names its source."""
+"""Config of RLHF: algorithm, rewards, sampling; every default names its source."""
 
 from __future__ import annotations
 
@@ -7,257 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from infra.config import Config, in_identity, measured_only, outside_identity
+from infra.config import Config, measured_only, outside_identity
 from infra.errors import Problem
 from infra.io.sources import Source
 from infra.launch.config import LaunchConfig
 from infra.store.measurements import TRAINED
-from training.config.duration import Distance, Length
-from training.config.environment import EnvironmentConfig
-from training.config.functions import file_of, missing_functions
+from training.config.alignment.chat_trainer import MORE_POSITIONS, ChatTrainerConfig, LoraConfig, no_room
+from training.config.alignment.environment import EnvironmentConfig
+from training.config.alignment.functions import file_of, missing_functions
+from training.config.alignment.rubrics import RubricConfig
+from training.config.duration import Length
 from training.config.guard import GuardConfig
-from training.config.rubrics import RubricConfig
-from training.config.trainer import OptimizerConfig, ScheduleConfig, TrainerConfig
+from training.config.trainer import OptimizerConfig, ScheduleConfig
 
-# A prompt's roles and one token of its text.
-_LEAST_PROMPT = 4
 NO_REWARD_MODELS = ("model", "prompts", "judge", "rubric_judge", "shards", "documents", "state", TRAINED)
 """Inputs of `rlhf` that are no reward model of its policy."""
-_POSITIONS = "take a model with more positions"
-
-
-def no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
-    """Return a problem if prompt and answer do not share `longest` tokens."""
-    if answer <= longest - _LEAST_PROMPT:
-        return []
-    return [
-        Problem(
-            "no_room",
-            f"{stage}.answer_max_tokens",
-            f"expected at most {max(0, longest - _LEAST_PROMPT)}, not {answer}: prompt and answer share {longest} "
-            f"tokens, of which a prompt takes at least {_LEAST_PROMPT}",
-            f"shorten answers, or {fix}",
-        )
-    ]
-
-
-class LoraConfig(Config):
-    """Low-rank adapters (Hu et al. 2022): of the weights beside frozen ones alone optimizer state and gradients are
-    held."""
-
-    rank: int = Field(16, ge=1)
-    """The rank of each adapter; 16 in trl's ModelConfig, 1 to 64 in Hu et al. 2022, section 7.2."""
-    alpha: float = Field(32.0, gt=0)
-    """Scale of an adapter, divided by its rank; 32 in trl's ModelConfig."""
-    targets: tuple[str, ...] = ()
-    """The layers that get one, by the last part of their names, e.g. q_proj, v_proj; by default all linear layers but
-    the output layer (Dettmers et al. 2023, "QLoRA", section 4: these are needed to match full tuning)."""
-    trainable_tokens: Literal["untrained"] | tuple[str, ...] = in_identity("untrained")
-    """Tokens whose rows in the embedding and the output layer learn beside the adapters, as peft's
-    `trainable_token_indices`. untrained: those that no text has trained, which are the chat tokens that a base model
-    was given, and special tokens whose rows are zeros or equal; frozen, a model never learns to end its answers. A list
-    names tokens; [] is none."""
-    quantize: Literal["nf4"] | None = None
-    """Frozen weights of linear layers but the output layer in 4 bits while adapters learn (Dettmers et al. 2023,
-    "QLoRA"), on any device: less memory for a slower step. The adapters are merged into the unquantized weights at the
-    end; held-out losses and answers are of the quantized model with and without them. Not with `start_share`, and not
-    where ranks share or cut weights."""
-
-
-class ChatTrainerConfig(TrainerConfig):
-    """Settings shared by trainings on conversations."""
-
-    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    """Values of variables of the model's own chat template, for every conversation, such as `enable_thinking: false` of
-    Qwen3 and SmolLM3. One that the template does not read is refused. The name is trl's and vLLM's."""
-
-
-class SftConfig(ChatTrainerConfig):
-    """Supervised fine-tuning on instructions with responses, in one turn or several; the loss is on the assistant's
-    turns alone."""
-
-    duration: Length = "3 epochs"
-    """Length of training; 2 to 4 epochs are usual (LIMA and Alpaca: 15 and 3; InstructGPT, section 3.5: 16, overfitting
-    after the first)."""
-    global_batch_examples: int = Field(32, ge=1)
-    """Conversations of one optimizer step, with `packing` sequences of them; 32 in InstructGPT, appendix C.1."""
-    group_by_length: bool = False
-    """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
-    default are transformers' (TrainingArguments)."""
-    neftune_alpha: float = Field(0.0, ge=0.0)
-    """Noise on the embeddings in training, against overfitting to the wording of few answers: uniform in
-    ±alpha / √(T·D) for T tokens of width D (Jain et al. 2023, "NEFTune", where 5 is best for most data). 0: none. trl's
-    `neftune_noise_alpha`."""
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of each label's probability that is spread over the whole vocabulary in the training loss (Szegedy et al.
-    2016; 0.1 is usual); held-out losses are without. transformers' `label_smoothing_factor`."""
-    max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Answers are never cut."""
-    too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
-    """Treatment of a conversation that is longer than `max_length`. cut_prompt: it loses its oldest exchanges, then the
-    beginning of its question; if no question would remain, it is dropped. drop: it is dropped. Both are counted, as
-    prompts_cut and pairs_dropped."""
-    packing: bool = False
-    """Pack several conversations into one sequence of `max_length` tokens, to reduce padding; none attends to another.
-    A batch then counts these sequences. The name is trl's (SFTConfig)."""
-    lora: LoraConfig | None = None
-    """Adapters in place of all weights, merged into them at the end, so that what is made is a model like any other;
-    null: all weights learn. Adapters want a learning rate of about ten times that of all weights. Embeddings stay as
-    they are, but for tokens that no text has trained (`trainable_tokens`)."""
-    text_share: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
-    learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
-    conversation of its batch."""
-    text_sources: tuple[str, ...] = ()
-    """The sources of the shards whose text that is, by the names that `ingest.read` gives them; [] takes all. What
-    shall be unlearnt is better not read again: tuning on clean text alone lowers toxicity by much (Gururangan et al.
-    2020; Gehman et al. 2020, section 5, "DAPT")."""
-    start_share: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the weights that training began with in those of the finished model, the rest is what it learnt: gives
-    back much of what was forgotten for less of what was gained (Wortsman et al. 2022, "WiSE-FT", where 0.5 is best
-    without choosing; Lin et al. 2024, "Mitigating the Alignment Tax of RLHF")."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
-    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models want more."""
-    schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
-    """Cosine to 10 % of the peak as in InstructGPT, appendix C.1; warm-up 3 % as in Alpaca."""
-    answer_max_tokens: int = measured_only(64, ge=1)
-    """Longest greedy answer when held-out prompts are answered."""
-    heldout_limit: int = measured_only(500, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
-    answers_limit: int = measured_only(128, ge=2)
-    """Held-out prompts that are answered, for the share of finished answers and the samples."""
-    evaluate_every: Distance = outside_identity("10 %")
-    """Interval between measurements of the loss on held-out pairs during training; the weights do not depend on it."""
-    evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
-    watched_prompts: int = outside_identity(3, ge=0)
-    """Held-out prompts, the first of the file, whose answers the report shows before training, after 10 % and 30 % of
-    the batches, and at the end; 0: none. The weights do not depend on it."""
-
-    def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt;
-
-        Args:
-            positions: of the model, if known.
-        """
-        longest = min(self.max_length, positions or self.max_length)
-        fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        problems = no_room("sft", self.answer_max_tokens, longest, fix)
-        if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
-            message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
-            fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
-            problems.append(Problem("contradiction", "sft.text_share", message, fix))
-        if self.start_share and self.lora and self.lora.quantize:
-            message = "a share of the weights before is not measured beside weights in 4 bits"
-            problems.append(Problem("contradiction", "sft.start_share", message, "leave it out, or sft.lora.quantize"))
-        return problems
-
-    @property
-    def text_per_batch(self) -> int:
-        """Examples of text in a batch."""
-        return round(self.text_share * self.global_batch_examples)
-
-
-class RewardModelConfig(ChatTrainerConfig):
-    """A reward model from pairs of a chosen and a rejected answer and rankings of several (Bradley & Terry 1952;
-    InstructGPT, section 3.5)."""
-
-    duration: Length = "1 epoch"
-    """Length of training; one epoch in InstructGPT, appendix C.2: more overfits."""
-    global_batch_pairs: int = Field(64, ge=1)
-    """Pairs of one optimizer step, of rankings prompts with all their pairs; 64 prompts in InstructGPT, appendix
-    C.2."""
-    margin_coef: float = Field(0.0, ge=0)
-    """Target distance between the scores of a pair's answers, times the pair's `margin` (preferences.read.margin_field;
-    for scored rankings the difference of the scores). 0: no margin; 1 with margins of 1/3 to 3 in Touvron et al. 2023,
-    "Llama 2", section 3.2.2."""
-    balance_lengths: bool = False
-    """Weight pairs so that the better answer is equally often the longer and the shorter one, by the same number of
-    tokens: length alone then carries no signal (Singhal et al. 2023, "A Long Way to Go", section 4.1). Pairs without a
-    counterpart are lost, counted as pairs_unbalanced."""
-    group_by_length: bool = False
-    """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
-    default are transformers' (TrainingArguments)."""
-    max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Answers are never cut."""
-    too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
-    """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
-    prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
-    pairs_dropped."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=9.0e-6, weight_decay=0.0)
-    """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models want more."""
-    schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
-    """Cosine to 10 % of the peak, InstructGPT, appendix C.2."""
-    heldout_limit: int = measured_only(1000, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
-    evaluate_every: Distance = outside_identity("10 %")
-    """Interval between measurements of loss and accuracy on held-out pairs during training; the weights do not depend
-    on it."""
-    evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
-
-
-class PreferenceTuningConfig(ChatTrainerConfig):
-    """Learns from preference pairs themselves, without sampling and without a reward model: DPO, IPO, KTO or ORPO."""
-
-    loss: Literal["dpo", "ipo", "kto", "orpo"] = "dpo"
-    """dpo: the chosen answer is to gain more probability than the rejected one (Rafailov et al. 2023). ipo: so much
-    more and not further (Azar et al. 2023). kto: each answer is judged for itself (Ethayarajh et al. 2024). orpo:
-    instruction tuning and preference at once, from a base model too, without a reference model (Hong et al. 2024)."""
-    beta: float = Field(0.1, gt=0)
-    """Strength of the reference model: β of DPO (0.1 in Rafailov et al. 2023, appendix B) and of KTO (0.1 in Ethayarajh
-    et al. 2024), τ of IPO; a larger value stays closer to it. In ORPO λ, the weight of the preference (0.1 in Hong et
-    al. 2024); a larger value moves further."""
-    desirable_weight: float = Field(1.0, ge=0)
-    """KTO's weight of chosen answers; 1 in Ethayarajh et al. 2024, where there are as many of each."""
-    undesirable_weight: float = Field(1.0, ge=0)
-    """KTO's weight of rejected answers; 1 in Ethayarajh et al. 2024."""
-    duration: Length = "1 epoch"
-    """Length of training; one to three epochs are usual (Tunstall et al. 2023, "Zephyr", section 4.2)."""
-    global_batch_pairs: int = Field(64, ge=1)
-    """Pairs of one optimizer step; 64 in Rafailov et al. 2023, appendix B."""
-    group_by_length: bool = False
-    """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
-    default are transformers' (TrainingArguments)."""
-    max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Answers are never cut."""
-    too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
-    """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
-    prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
-    pairs_dropped."""
-    lora: LoraConfig | None = None
-    """Adapters in place of all weights, as `sft.lora`; the reference is the base without them. null: all weights
-    learn."""
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-6, weight_decay=0.0)
-    """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models want more, ORPO too (8e-6 in Hong et al.
-    2024)."""
-    schedule: ScheduleConfig = ScheduleConfig(warmup="10 %", final_share=0.1)
-    """Warm-up of 10 % as in Zephyr (Tunstall et al. 2023, section 4.2)."""
-    heldout_limit: int = measured_only(1000, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
-    heldout_prompts: int = measured_only(128, ge=2)
-    """Held-out prompts that both models answer at the end, the first of the file."""
-    answer_max_tokens: int = measured_only(64, ge=1)
-    """Longest sampled answer."""
-    temperature: float = measured_only(1.0, ge=0.01)
-    """Sampling temperature of these answers."""
-    evaluate_every: Distance = outside_identity("10 %")
-    """Interval between measurements of loss, margin and win rate on held-out pairs during training; the weights do not
-    depend on it."""
-    evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
-
-    def problems(self, positions: int | None = None) -> list[Problem]:
-        """Problems that leave no room for a prompt;
-
-        Args:
-            positions: of the model, if known.
-        """
-        longest = min(self.max_length, positions or self.max_length)
-        fix = "raise max_length" if longest == self.max_length else _POSITIONS
-        return no_room("preference_tuning", self.answer_max_tokens, longest, fix)
 
 
 def samplers_problem(config: RlhfConfig, launch: LaunchConfig) -> Problem | None:
@@ -523,9 +289,9 @@ class RlhfConfig(ChatTrainerConfig):
             if tokens <= positions:
                 return []
             message = f"expected at most {positions} tokens of prompt and episode, the model's positions, not {tokens}"
-            return [Problem("no_room", "rlhf.environment.max_tokens", message, f"lower it, or {_POSITIONS}")]
+            return [Problem("no_room", "rlhf.environment.max_tokens", message, f"lower it, or {MORE_POSITIONS}")]
         length = self.max_prompt_tokens + self.answer_max_tokens
-        return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), _POSITIONS)
+        return no_room("rlhf", self.answer_max_tokens, min(length, positions or length), MORE_POSITIONS)
 
     def _check_environment(self) -> None:
         if self.environment is None:

@@ -9,8 +9,8 @@ from statistics import fmean, pstdev
 
 from evaluation.pages.charts import Line, line_chart
 from evaluation.pages.parts import Figure, Section, Table, loss_lines
-from evaluation.pages.report.episode_section import episode_reward, episode_tables, transcripts
-from evaluation.pages.report.training_sections import LEGEND, titled
+from evaluation.pages.report.training.episode_section import episode_reward, episode_tables, transcripts
+from evaluation.pages.report.training.training_sections import LEGEND, titled
 from evaluation.pages.words import (
     between,
     between_percent,
