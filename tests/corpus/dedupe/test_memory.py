@@ -1,4 +1,4 @@
-"""Memory does not grow with the corpus: a small form of benchmarks/bench_corpus_memory.py."""
+"""Memory does not grow with the corpus: a small form of benchmarks/corpus/bench_memory.py."""
 
 from __future__ import annotations
 
