@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.alignment.stages import Stages, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from training.checkpoint.export import export
 from training.config import ModelConfig, RlhfConfig, SftConfig
