@@ -120,15 +120,16 @@ def missing(installed: dict[str, Version | None], python: str, without: Collecti
         if (name, extras) in seen or TORCH.match(name) or name in without:
             continue
         seen.add((name, extras))
-        if name in installed:
-            continue
-        if name not in REPEATED:
+        if name not in installed and name not in REPEATED:
             needed.add(name)
-        for text in metadata.requires(name) or []:
+        for text in metadata.requires(name) or [] if name not in installed or extras else []:
             inner = Requirement(text)
-            if inner.marker is None or any(
-                inner.marker.evaluate({**environment, "extra": extra}) for extra in (extras or {""})
-            ):
+            asked = {
+                extra: inner.marker is None or inner.marker.evaluate({**environment, "extra": extra})
+                for extra in ("", *extras)
+            }
+            # What the machine has brings its own requirements, without those of extras.
+            if any(asked.values()) and not (name in installed and asked[""]):
                 waiting.append(inner)
     return sorted(needed)
 
