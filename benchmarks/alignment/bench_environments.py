@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.alignment.stages import Stages, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
-from corpus.tokens.chat_format import SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from tests.support.tokenizers import with_chat
 from training.checkpoint.export import export

@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 
 
 def with_chat(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:

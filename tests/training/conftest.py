@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpus.tokens.chat_format import SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.support.programs.ranked import TRAINER, Told

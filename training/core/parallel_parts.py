@@ -1,4 +1,4 @@
-"""What a training asks of a model that ranks share: the parts of a pipeline, and of a mixture's experts.
+"""Interfaces of a model that ranks share, as a training uses it: the parts of a pipeline, and of a mixture of experts.
 
 `training.distributed` implements both. They are described here, below it, because a model in training names them.
 

@@ -1,4 +1,4 @@
-"""What RLHF updates: a policy with, for PPO, a value function; forward pass and loss of a minibatch of a round."""
+"""Modules that RLHF trains: a policy with, for PPO, a value function; forward pass and loss of a minibatch."""
 
 from __future__ import annotations
 

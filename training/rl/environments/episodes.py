@@ -29,7 +29,7 @@ from infra.errors import StageError, stage_error
 from infra.io.json import parse_json
 from training.chat.base import Chat
 from training.chat.channels import Reasoning
-from training.chat.template import call_id
+from training.chat.model_template import call_id
 from training.chat.tool_calls import AnswerFormat, ToolCall
 from training.config import RlhfConfig
 from training.config.alignment.environment import EnvironmentConfig
