@@ -17,7 +17,7 @@ from evaluation.generation.language_model import LoadedModel, sample_continuatio
 from evaluation.generation.token_choice import SamplingOptions
 from evaluation.generation.untrained import floor_of
 from evaluation.results.kept_parts import Keep, at_once
-from evaluation.safety.memorisation import read_documents
+from evaluation.safety.packed_documents import read_documents
 from evaluation.safety.probes import is_bold, read_prompts
 from evaluation.safety.scorer_quality import kept_scores, scorer_quality
 from evaluation.statistics.intervals import bootstrap, difference_of_proportions, share_of_clusters, wilson

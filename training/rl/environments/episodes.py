@@ -38,7 +38,7 @@ from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText
 from training.generation.completions import Completions, Episode
 from training.rl.environments.pool import NOT_SENT, EnvironmentPool, Failure, Reply, Request
-from training.rl.rewards import Prompt
+from training.rl.prompts import Prompt
 
 ATTEMPTS = 3
 """Times that an episode is played until the environment does not fail."""
