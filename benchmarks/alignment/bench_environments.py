@@ -1,11 +1,12 @@
-"""The calculator task: a small model is tuned shortly on calls of a calculator, then learns to use it from rewards.
+"""The calculator task: a small model that calls a calculator now and then learns from rewards that it pays.
 
-python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 40] [--sft-epochs 4] [--threads 1]
+python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 60] [--sft-epochs 3] [--threads 1]
 
 A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
 calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model
-has random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model,
-SFT and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. Existing artifacts
+has random weights. Its first SFT shows calls alone, until it copies numbers without error; its second one shows a
+habit: four in ten demonstrations call the calculator, the others give up. Every seed has its own base model, SFTs and
+policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. Existing artifacts
 in OUT are taken.
 """
 
@@ -33,13 +34,18 @@ from training.rl.environments.calculator import Calculator, evaluate
 from training.rlhf import rlhf
 from training.sft import sft
 
-DEMONSTRATIONS = 4000
+DEMONSTRATIONS = {"calls": 4000, "habit": 2000}
+CALLS = {"calls": 1.0, "habit": 0.4}
+"""Share of the demonstrations that call the calculator."""
+GIVEN_UP = "I do not know."
+"""Answer of the others."""
 EXERCISES: dict[str, Any] = {"digits": 2}
 MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 96, "heads": 4, "positions": 128}
 SFT: dict[str, Any] = {
     "global_batch_examples": 32, "max_length": 96, "answer_max_tokens": 24, "heldout_limit": 64, "answers_limit": 32,
     "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0}, "evaluate_every": "100 %", "watched_prompts": 0,
 }  # fmt: skip
+HABIT: dict[str, Any] = {"duration": "1 epoch", "optimizer": {"learning_rate": 5.0e-4, "weight_decay": 0.0}}
 LEARNING: dict[str, Any] = {
     "environment": {
         "use": "calculator", "options": EXERCISES, "tasks": 4000,
@@ -57,25 +63,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--sft-epochs", type=float, default=4, help="how much the model knows before")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--sft-epochs", type=float, default=3, help="of calls alone")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
     args.out.mkdir(parents=True, exist_ok=True)
-    shown = demonstrations(DEMONSTRATIONS)
-    path = args.out / "demonstrations.jsonl"
-    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in shown), encoding="utf8")
-    source = {"kind": "files", "paths": [str(path.resolve())]}
-    read = InstructionsConfig.model_validate({"read": [source], "heldout_share": 0.05})
-    pairs = stages.made("instructions", instructions, read)
-    words = tokenizer_of(shown)
+    pairs = {}
+    words = tokenizer_of(demonstrations("calls"))
+    for kind in DEMONSTRATIONS:
+        path = args.out / f"{kind}.jsonl"
+        path.write_text(
+            "".join(json.dumps({"messages": talk}) + "\n" for talk in demonstrations(kind)), encoding="utf8"
+        )
+        source = {"kind": "files", "paths": [str(path.resolve())]}
+        read = InstructionsConfig.model_validate({"read": [source], "heldout_share": 0.05, "near_prompts": None})
+        pairs[kind] = stages.made(f"instructions_{kind}", instructions, read)
     for seed in args.seeds:
         base = base_model(args.out / f"base_{seed}", words, MODEL, seed)
         learnt = SftConfig(**SFT, duration=f"{args.sft_epochs:g} epochs", seed=seed)
-        start = stages.made(f"sft_{seed}", sft, learnt, {"model": base, "instructions": pairs})
+        able = stages.made(f"calls_{seed}", sft, learnt, {"model": base, "instructions": pairs["calls"]})
+        learnt = SftConfig.model_validate(SFT | HABIT | {"seed": seed})
+        start = stages.made(f"sft_{seed}", sft, learnt, {"model": able, "instructions": pairs["habit"]})
         config = RlhfConfig.model_validate(LEARNING | {"rollouts": args.rounds, "seed": seed})
-        stages.made(f"calculator_{seed}", rlhf, config, {"model": start, "prompts": pairs})
+        stages.made(f"calculator_{seed}", rlhf, config, {"model": start, "prompts": pairs["habit"]})
     results = stages.figures("calculator", args.seeds)
     keys = (
         ("right before, %", "heldout_environment_sft", 100.0),
@@ -90,14 +101,17 @@ def main() -> None:
     print(f"| calculator | {len(results)} | {' | '.join(cells)} |")
 
 
-def demonstrations(count: int) -> list[list[dict[str, str]]]:
-    """Conversations in which the calculator is used, in our chat format, where a result is a message of the user."""
+def demonstrations(kind: str) -> list[list[dict[str, str]]]:
+    """Conversations of a kind of `DEMONSTRATIONS`, in our chat format, where a result is a message of the user."""
     draw = random.Random(0)
     talks = []
-    for number in range(count):
+    for number in range(DEMONSTRATIONS[kind]):
         question = Calculator(**EXERCISES).reset({"number": number}, draw.getrandbits(40))
         expression = "".join(sign for sign in question if sign.isdigit() or sign in "+-*")
         value = str(evaluate(expression))
+        if draw.random() >= CALLS[kind]:
+            talks.append([{"role": "user", "content": question}, {"role": "assistant", "content": GIVEN_UP}])
+            continue
         call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
         talk = (question, f"<tool_call>\n{call}\n</tool_call>", f"<tool_response>\n{value}\n</tool_response>", value)
         roles = ("user", "assistant") * 2
