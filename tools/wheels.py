@@ -124,12 +124,12 @@ def missing(installed: dict[str, Version | None], python: str, without: Collecti
             needed.add(name)
         for text in metadata.requires(name) or [] if name not in installed or extras else []:
             inner = Requirement(text)
-            asked = {
+            requested = {
                 extra: inner.marker is None or inner.marker.evaluate({**environment, "extra": extra})
                 for extra in ("", *extras)
             }
             # What the machine has brings its own requirements, without those of extras.
-            if any(asked.values()) and not (name in installed and asked[""]):
+            if any(requested.values()) and not (name in installed and requested[""]):
                 waiting.append(inner)
     return sorted(needed)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from corpus.dedupe.bands import choose_bands
+from corpus.dedupe.minhash import choose_bands
 from infra.config import Config, Seed, StageConfig
 from infra.io.json import read_own_json
 
