@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.partition import CHANGED, clean_partition, merge_samples
-from corpus.cleaning.rules import Rule
+from corpus.cleaning.rules import CleaningRule
 from corpus.cleaning.steps import steps_of
 from corpus.documents.dropped import SCHEMA as DROPPED
 from corpus.documents.dropped import tell_of_vanished, warning
@@ -126,7 +126,7 @@ def _learn(config: CleanConfig, documents: Path, run: Run) -> tuple[Path | None,
     return folder, figures
 
 
-def _explain_emptiness(dropped: Counter[str], total: int, rules: list[Rule]) -> None:
+def _explain_emptiness(dropped: Counter[str], total: int, rules: list[CleaningRule]) -> None:
     name, count = dropped.most_common(1)[0]
     rule = next(rule for rule in rules if rule.name == name)
     took = "all of them" if count == total else f"{count:,}"

@@ -34,7 +34,7 @@ from corpus.pairs.dialogues import (
 from corpus.pairs.files import CONVERSATIONS, PROMPTS, Pair, has_any, prompt_field, prompt_of, records_of, turns_field
 from corpus.pairs.rankings import (
     Judged,
-    Tally,
+    RankingTally,
     answers_field,
     by_annotators,
     is_number,
@@ -59,14 +59,16 @@ def preferences(config: PreferencesConfig, inputs: Mapping[str, Path], out_dir: 
     assistant or has an unknown role.
     Raises StageError as `corpus.pairs.split.write_pairs` and the readers do.
     """
-    seen = Tally()
+    seen = RankingTally()
     sources = {f"preferences.read.{index}": source for index, source in enumerate(config.read)}
     read = partial(_pairs, config, seen)
     figures, headline = write_pairs(config, "preferences", sources, read, inputs, out_dir, run)
     return Result({**figures, **seen.figures()}, headline)
 
 
-def _pairs(config: PreferencesConfig, seen: Tally, source: PreferenceSource, key: str) -> Iterator[Pair | Rejected]:
+def _pairs(
+    config: PreferencesConfig, seen: RankingTally, source: PreferenceSource, key: str
+) -> Iterator[Pair | Rejected]:
     if isinstance(source, PreferenceOptions):
         return map(seen, file_pairs(source, source.places(), key))
     if isinstance(source, DocstringStyle):

@@ -20,7 +20,7 @@ from corpus.documents.parts import document_parts
 from corpus.tokens.canaries import draw_canaries, plant, write_canaries
 from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.encode import bounds_of, load_tokenizer, unknown_id
-from corpus.tokens.packing import Form, Side, Slice, by_source, in_order, slices_of, write_shards
+from corpus.tokens.packing import Form, PackingSide, Slice, by_source, in_order, slices_of, write_shards
 from corpus.tokens.tokenise import Index, Names, joined_index, tokenise
 from infra.errors import stage_error
 from infra.io.files import link_or_copy
@@ -102,7 +102,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
     if config.by_source:
         index = by_source(index)
     # Order each side, or each source of it, and cut it into slices of whole sequences.
-    sides: dict[str, Side] = {}
+    sides: dict[str, PackingSide] = {}
     positions: dict[int, dict[str, int]] = {}
     for name in SIDES:
         side = index[index["heldout"] == (name == "validation")]
@@ -120,7 +120,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
                 positions[number] = {"first_sequence": sum(item.sequences for item in slices), "sequences": count}
             stretches.append((documents, count))
             slices += own_slices
-        sides[name] = Side(stretches, form, tokenizer)
+        sides[name] = PackingSide(stretches, form, tokenizer)
         if not slices:
             raise stage_error(
                 "too_little_text",
@@ -181,7 +181,7 @@ def _write_index(path: Path, index: Index, names: Names) -> None:
 
 
 def _meta(
-    facts: Mapping[str, Any], sides: Mapping[str, Side], names: Names, positions: Mapping[int, Mapping[str, int]]
+    facts: Mapping[str, Any], sides: Mapping[str, PackingSide], names: Names, positions: Mapping[int, Mapping[str, int]]
 ) -> dict[str, Any]:
     """Return the content of meta.json.
 

@@ -46,7 +46,7 @@ from training.rl.own_answers import OwnAnswers
 from training.train_modules.distillation import Distilled
 from training.train_modules.language_model import LanguageModel
 from training.trainer.fit import fit
-from training.validation.evaluate import Watch
+from training.validation.evaluate import InLoopEvaluation
 
 _BATCH = 32
 
@@ -105,7 +105,7 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         config,
         hardware,
         run,
-        [*own_answers, Watch(look, every, plan.batches, run)],
+        [*own_answers, InLoopEvaluation(look, every, plan.batches, run)],
         inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
@@ -351,7 +351,15 @@ def _train_on_text(
 
     estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
     done = fit(
-        "distill", model, loader, plan, config, hardware, run, [Watch(look, every, plan.batches, run)], inputs=inputs
+        "distill",
+        model,
+        loader,
+        plan,
+        config,
+        hardware,
+        run,
+        [InLoopEvaluation(look, every, plan.batches, run)],
+        inputs=inputs,
     )
     export(network, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir, estimate)

@@ -36,7 +36,7 @@ from training.core.measuring import measuring
 from training.core.plan import plan_of
 from training.core.train_state import TrainState
 from training.data.examples import example_loader
-from training.data.preferences import Pair, fitted_pairs
+from training.data.preferences import PreferencePair, fitted_pairs
 from training.data.rows import Fitted, is_tie, prompt_clusters, prompts_of
 from training.generation.completions import Completions, generate, kl_of
 from training.guard.finite import check_measured
@@ -58,7 +58,7 @@ from training.train_modules.preference_model import (
 from training.train_modules.scorer import load_other_scorer
 from training.trainer.fit import fit
 from training.validation.answer_figures import answer_figures, lengthening, raw_scores, score_figures
-from training.validation.evaluate import Watch
+from training.validation.evaluate import InLoopEvaluation
 
 _BATCH = 32
 
@@ -143,7 +143,11 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         config,
         hardware,
         run,
-        [*([Mismatched(model)] if config.loss == "kto" else []), _Rises(run), Watch(look, every, plan.batches, run)],
+        [
+            *([Mismatched(model)] if config.loss == "kto" else []),
+            _Rises(run),
+            InLoopEvaluation(look, every, plan.batches, run),
+        ],
         inputs=inputs,
     )
     # The model that is left: adapters merged, if there are any.
@@ -219,7 +223,7 @@ def _adapting(config: PreferenceTuningConfig) -> Adapting:
 
 def _pairs(
     side: str, config: PreferenceTuningConfig, inputs: Mapping[str, Path], chat: Chat, max_length: int, run: Run
-) -> tuple[Fitted[Pair], int]:
+) -> tuple[Fitted[PreferencePair], int]:
     """The pairs of one side, `train` or `heldout`, that have room and a better answer, and how many are ties."""
     rows = read_rows(inputs["preferences"] / f"{side}.jsonl", ("prompt", "chosen", "rejected"))
     decided = [row for row in rows if not is_tie(row)]
@@ -234,7 +238,7 @@ def _pairs(
 
 def _measured(
     model: PreferenceTuned,
-    heldout: Fitted[Pair],
+    heldout: Fitted[PreferencePair],
     before: tuple[NDArray[np.float64], NDArray[np.float64]],
     inputs: Mapping[str, Path],
     chat: Chat,
@@ -267,7 +271,9 @@ def _measured(
     return Result(figures, headline)
 
 
-def _examples(fitted: Fitted[Pair], config: PreferenceTuningConfig, chat: Chat, max_length: int) -> list[Example]:
+def _examples(
+    fitted: Fitted[PreferencePair], config: PreferenceTuningConfig, chat: Chat, max_length: int
+) -> list[Example]:
     """The pairs by number; for KTO with the answers of a pair of another prompt, whose reference log-probabilities are
     then known before training."""
     pairs = fitted.examples
@@ -280,7 +286,9 @@ def _examples(fitted: Fitted[Pair], config: PreferenceTuningConfig, chat: Chat, 
     others = [pairs[number] for number in _of_other_prompts([row["prompt"] for row in fitted.rows])]
     return [
         Example(
-            number, pair, Pair(*(with_prompt(pair.chosen.prompt, answer) for answer in (other.chosen, other.rejected)))
+            number,
+            pair,
+            PreferencePair(*(with_prompt(pair.chosen.prompt, answer) for answer in (other.chosen, other.rejected))),
         )
         for number, (pair, other) in enumerate(zip(pairs, others, strict=True))
     ]

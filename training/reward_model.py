@@ -39,7 +39,7 @@ from training.model.models import limit_length
 from training.planner.measured import planned
 from training.train_modules.scorer import RewardModel, count_pairs, load_scorer, score_pairs
 from training.trainer.fit import fit
-from training.validation.evaluate import Watch
+from training.validation.evaluate import InLoopEvaluation
 from training.validation.reward_figures import calibration_figures, length_figures
 
 MOST_SOURCES = 10
@@ -104,7 +104,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         config,
         hardware,
         run,
-        [Watch(look, every, plan.batches, run)],
+        [InLoopEvaluation(look, every, plan.batches, run)],
         inputs=inputs,
     )
     padding = _padding_besides_ends(chat, run)

@@ -42,9 +42,9 @@ from training.rl.grading import Graders
 from training.rl.verify import Rule, announce_sandbox, right_answers, rules_of
 from training.train_modules.adapting import Adapting
 from training.train_modules.language_model import LanguageModel
-from training.train_modules.mixed_text import Text, as_long_as_the_others, text_examples
+from training.train_modules.mixed_text import TextExample, as_long_as_the_others, text_examples
 from training.trainer.fit import fit
-from training.validation.evaluate import Watch
+from training.validation.evaluate import InLoopEvaluation
 from training.validation.in_loop import SAMPLES, InLoopAnswers, kept_answers
 
 _BATCH = 32
@@ -98,7 +98,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         else [(conversation,) for conversation in fitting.examples]
     )
     lengths = [sum(len(conversation.ids) for conversation in pack) for pack in training_packs]
-    mixed_in: list[Text] = []
+    mixed_in: list[TextExample] = []
     if config.text_per_batch:
         batches_of_text = max(1, len(training_packs) // (config.global_batch_examples - config.text_per_batch))
         count = batches_of_text * config.text_per_batch
@@ -139,7 +139,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         hardware,
         run,
         [
-            Watch(look, every, plan.batches, run),
+            InLoopEvaluation(look, every, plan.batches, run),
             InLoopAnswers(network, lambda: measure_watched(model, "model so far"), at, run),
         ],
         inputs=inputs,
@@ -220,7 +220,7 @@ def _adapting(config: SftConfig) -> Adapting:
 
 
 def _loader(
-    config: SftConfig, chat: Chat, train: Sequence[Pack], lengths: Sequence[int], text: Sequence[Text]
+    config: SftConfig, chat: Chat, train: Sequence[Pack], lengths: Sequence[int], text: Sequence[TextExample]
 ) -> tuple[Loader, int]:
     """Batches of conversations, or of sequences that several share, and how many make an epoch."""
     by_length = lengths if config.group_by_length else None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.alignment.pair_templates import drawn
 from evaluation.generation.language_model import LoadedModel, load_model, token_log_likelihoods
-from evaluation.safety.packed_documents import Split
+from evaluation.safety.packed_documents import PackedDocuments
 from evaluation.statistics.intervals import difference_of_paired_proportions
 from infra.run import Run
 from tools.benchmark_data import minimal_pairs
@@ -58,7 +58,7 @@ def main() -> None:
         run = Run(Path(work))
         text = [
             tokens.tolist()
-            for tokens, _ in Split(_only(given.store, "shard") / "validation", Path(work)).read(
+            for tokens, _ in PackedDocuments(_only(given.store, "shard") / "validation", Path(work)).read(
                 np.arange(given.sequences)
             )
         ]

@@ -19,7 +19,7 @@ from evaluation.pages.charts import Line, line_chart, smoothed
 from flows.dashboard.curves import Curves
 from flows.dashboard.reading import SETTLED_NS
 from flows.dashboard.server import app
-from flows.runs.journal import RunJournal, StageRow
+from flows.runs.journal import JournalRow, RunJournal
 from infra.store.manifest import File, Manifest, SourceRecord
 
 STAGES = ("pretrain", "sft", "reward_model", "rlhf", "tokenizer")
@@ -59,7 +59,7 @@ def make_store(root: Path, artifacts: int) -> None:
         journal.begin(pipeline=f"pipeline-{number % 7}", config="c.yaml")
         rows = [{"stage": stage, "status": "built"} for stage in STAGES]
         for stage in STAGES:
-            journal.row(StageRow(stage, "built", seconds=60.0))
+            journal.row(JournalRow(stage, "built", seconds=60.0))
         journal.end({"status": "done", "errors": [], "stages": rows, "seconds": 300.0})
 
 

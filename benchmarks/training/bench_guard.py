@@ -29,7 +29,7 @@ from scipy.stats import beta
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from training.config.guard import GuardConfig
-from training.guard.judge import Figures, Judge
+from training.guard.judge import Figures, LossJudge
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BATCHES = (4, 8, 16, 32, 64)
@@ -38,7 +38,7 @@ PLACES = (0, 3, 8, 20, 50)
 STAGES = ("pretrain", "sft", "sft_again", "reward_model")
 
 
-class Severe(Judge):
+class Severe(LossJudge):
     """One for whom a norm is always far above the usual."""
 
     def _beside_a_norm(self, figures: Figures) -> tuple[str, float, float] | None:

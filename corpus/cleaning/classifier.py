@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.cleaning.config import ClassifierConfig
-from corpus.cleaning.rules import Broken, Rule, draw
+from corpus.cleaning.rules import Broken, CleaningRule, draw
 from corpus.documents.parts import Document
 from corpus.documents.sources import source_name
 from infra.errors import stage_error
@@ -116,8 +116,8 @@ class QualityClassifier:
         self._config = config
         self._applies_to = set(config.apply_to if config.apply_to is not None else config.bad)
         low = config.min_score if config.keep == "threshold" else None
-        self._rule = Rule(f"classifier.{'min_score' if low is not None else 'pareto'}", PAPER, low=low or 0.0)
-        self.rules: Sequence[Rule] = [self._rule]
+        self._rule = CleaningRule(f"classifier.{'min_score' if low is not None else 'pareto'}", PAPER, low=low or 0.0)
+        self.rules: Sequence[CleaningRule] = [self._rule]
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
         scores = _scores(_features([d.text for d in documents], self._config.features), self._weight, self._bias)

@@ -22,7 +22,7 @@ from corpus.cleaning.languages.known import (
 from corpus.cleaning.languages.measured import measure_documents
 from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
-from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, Rule, Verdicts, at_least, at_most
+from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, CleaningRule, Verdicts, at_least, at_most
 
 Array = NDArray[Any]
 CITATIONS = ("[edit]", "[citation needed]")
@@ -52,7 +52,7 @@ class QualityRules:
         self._c4 = _C4Lines(config.c4, self._classes) if config.c4 else None
 
     @property
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[CleaningRule]:
         """All rules that are on, in the order in which they are tried."""
         verdicts = _Names()
         empty = self._segmenter.segment(*code_points([""]))
@@ -107,7 +107,7 @@ class QualityRules:
         solid = counts[measures.SOLID_WORDS]
         length = counts[measures.SOLID_LENGTH] / np.maximum(solid, 1)
         prefix = "gopher_quality."
-        rules: list[tuple[Rule | None, Array]] = [
+        rules: list[tuple[CleaningRule | None, Array]] = [
             (at_least("min_words", GOPHER, config.min_words), solid),
             (at_most("max_words", GOPHER, config.max_words), solid),
             (at_least("min_mean_word_length", GOPHER, config.min_mean_word_length), length),
@@ -145,7 +145,7 @@ class QualityRules:
         languages: Sequence[str],
         characters: Array,
         batch: SegmentedText,
-        rules: Sequence[tuple[Rule | None, Array]],
+        rules: Sequence[tuple[CleaningRule | None, Array]],
         standing: Array,
     ) -> dict[int, Prose]:
         """The texts that break a rule on English words and are in another language, with their measures."""
@@ -339,12 +339,12 @@ class _Names(Verdicts):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.rules: list[Rule] = []
+        self.rules: list[CleaningRule] = []
 
-    def apply(self, rule: Rule | None, values: Array) -> None:
+    def apply(self, rule: CleaningRule | None, values: Array) -> None:
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
 
 
-def _prefixed(prefix: str, rule: Rule | None) -> Rule | None:
-    return None if rule is None else Rule(prefix + rule.name, rule.paper, rule.low, rule.high)
+def _prefixed(prefix: str, rule: CleaningRule | None) -> CleaningRule | None:
+    return None if rule is None else CleaningRule(prefix + rule.name, rule.paper, rule.low, rule.high)

@@ -21,7 +21,7 @@ STEMMA = "Stemma"
 
 
 @dataclass(frozen=True)
-class Rule:
+class CleaningRule:
     """Drops a document whose measure is outside [low, high]; `name` is the config key that sets it, below `clean`."""
 
     name: str
@@ -37,19 +37,19 @@ class Rule:
         return f"{self.name} ({self.low:,g} to {self.high:,g})"
 
 
-def at_least(name: str, paper: str, low: float | None) -> Rule | None:
-    return None if low is None else Rule(name, paper, low=low)
+def at_least(name: str, paper: str, low: float | None) -> CleaningRule | None:
+    return None if low is None else CleaningRule(name, paper, low=low)
 
 
-def at_most(name: str, paper: str, high: float | None) -> Rule | None:
-    return None if high is None else Rule(name, paper, high=high)
+def at_most(name: str, paper: str, high: float | None) -> CleaningRule | None:
+    return None if high is None else CleaningRule(name, paper, high=high)
 
 
 @dataclass(frozen=True)
 class Broken:
     """A rule that a document broke, with the measured value."""
 
-    rule: Rule
+    rule: CleaningRule
     value: float
 
 
@@ -60,7 +60,7 @@ class Verdicts:
         self.broken: list[Broken | None] = [None] * documents
         self.standing = np.ones(documents, bool)
 
-    def apply(self, rule: Rule | None, values: NDArray[Any]) -> None:
+    def apply(self, rule: CleaningRule | None, values: NDArray[Any]) -> None:
         """values (D,): measures of all documents; those that were dropped before keep their rule."""
         if rule is None:
             return
@@ -78,7 +78,7 @@ class CleaningStep(Protocol):
     """
 
     name: str
-    rules: Sequence[Rule]
+    rules: Sequence[CleaningRule]
     counts: Counter[str]
 
     def __call__(self, documents: Sequence[Document]) -> Sequence[Document | Broken | list[Document]]:

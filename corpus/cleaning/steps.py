@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from corpus.cleaning.config import CleanConfig, LanguageConfig
-from corpus.cleaning.rules import Broken, CleaningStep, Rule, changed
+from corpus.cleaning.rules import Broken, CleaningRule, CleaningStep, changed
 from corpus.documents.parts import Document
 from corpus.documents.sources import source_name
 
@@ -21,7 +21,7 @@ class Quality:
         from corpus.cleaning.quality import QualityRules
 
         self._judge = QualityRules(config)
-        self.rules: Sequence[Rule] = self._judge.rules
+        self.rules: Sequence[CleaningRule] = self._judge.rules
         self.counts = self._judge.lines
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
@@ -50,9 +50,11 @@ class Language:
         self.counts: Counter[str] = Counter()
         self._config = config
         self._identify = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        self._keep = Rule("language.keep", _LANGUAGE_PAPER, low=1)
-        self._confident = Rule("language.min_confidence", _LANGUAGE_PAPER, low=config.min_confidence)
-        self.rules: Sequence[Rule] = [self._keep, self._confident] if config.keep or config.keep_by_source else []
+        self._keep = CleaningRule("language.keep", _LANGUAGE_PAPER, low=1)
+        self._confident = CleaningRule("language.min_confidence", _LANGUAGE_PAPER, low=config.min_confidence)
+        self.rules: Sequence[CleaningRule] = (
+            [self._keep, self._confident] if config.keep or config.keep_by_source else []
+        )
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
         return [self._with_language(document) for document in documents]

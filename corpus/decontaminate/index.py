@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.items import Item, forms_of
-from corpus.decontaminate.kernels import Index
+from corpus.decontaminate.kernels import GramIndex
 from corpus.documents.words import (
     Bytes,
     Hashes,
@@ -49,9 +49,9 @@ class Owners(NamedTuple):
         return Owners(begins, np.concatenate([self.items, other.items]))
 
 
-def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[Index, Owners]:
+def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[GramIndex, Owners]:
     """The n-grams of all items but for those of templates, see SHARED_BY_ITEMS."""
-    grams, alone, questions = Grams(), Grams(), Answers()
+    grams, alone, questions = Grams(), Grams(), ItemAnswers()
     passages = Passages()
     batch = Batch()
     for number, item in enumerate(items):
@@ -66,7 +66,7 @@ def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[Index, Owner
     gram_hashes, owners = grams.grouped(task_of, passage_of)
     others, other_owners = alone.grouped(task_of, passage_of)
     answer_arrays, answer_owners = questions.grouped(task_of, passage_of)
-    index = Index(
+    index = GramIndex(
         config.ngram, grams.lengths(), gram_hashes, others, int(alone.lengths().max(initial=0)), **answer_arrays
     )
     return index, owners.followed_by(other_owners).followed_by(answer_owners)
@@ -226,7 +226,7 @@ class Batch:
         config: MatchConfig,
         grams: Grams,
         alone: Grams,
-        questions: Answers,
+        questions: ItemAnswers,
         passages: Passages,
     ) -> None:
         """Add the batch to all that is known of the items before."""
@@ -294,7 +294,7 @@ class Grams:
         return grams[begins], Owners(np.append(begins, items.size).astype(np.int64), items)
 
 
-class Answers:
+class ItemAnswers:
     """Short questions with their right answers, each with the number of its item."""
 
     def __init__(self) -> None:

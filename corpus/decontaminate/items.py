@@ -18,7 +18,7 @@ from infra.io.json import read_own_json_lines
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
 
 
-class Answer(NamedTuple):
+class ItemAnswer(NamedTuple):
     """A question and a right answer to it: together they give the item away where the answer begins at most `within`
     words after the question."""
 
@@ -41,7 +41,7 @@ class Item(NamedTuple):
     item: str
     texts: list[str]
     parts: Sequence[str] = ()
-    answers: Sequence[Answer] = ()
+    answers: Sequence[ItemAnswer] = ()
 
     def as_line(self) -> str:
         return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
@@ -52,7 +52,7 @@ def read_items(folder: Path) -> list[Item]:
 
 
 def _item(task: str, item: str, texts: list[str], parts: Sequence[str] = (), answers: Iterable[list] = ()) -> Item:
-    return Item(task, item, texts, list(parts), [Answer(*answer) for answer in answers])
+    return Item(task, item, texts, list(parts), [ItemAnswer(*answer) for answer in answers])
 
 
 def forms_of(text: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ FILTER_BITS = 16
 """Bits of the filter for each hash that is looked for: one in sixteen others passes it."""
 
 
-class Index(NamedTuple):
+class GramIndex(NamedTuple):
     """The hashes that are looked for.
 
     ngram: words of an n-gram; those of more words are of scripts without spaces between words.
@@ -138,7 +138,7 @@ def find_items(
     data: Bytes,
     begins: NDArray[np.int64],
     table: NDArray[np.int32],
-    index: Index,
+    index: GramIndex,
     gram_flags: NDArray[np.uint8],
     alone_flags: NDArray[np.uint8],
     question_flags: NDArray[np.uint8],
@@ -215,7 +215,7 @@ def find_items(
 class Searcher:
     """A search for the hashes of an index."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: GramIndex) -> None:
         self._index = index
         self._flags = [make_filter(hashes) for hashes in (index.grams, index.alone, index.questions)]
 

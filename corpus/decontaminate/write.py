@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.index import Owners
 from corpus.decontaminate.items import Item
-from corpus.decontaminate.kernels import Index, Searcher
+from corpus.decontaminate.kernels import GramIndex, Searcher
 from corpus.documents.cuts import Cut, without
 from corpus.documents.dropped import dropped_rows
 from corpus.documents.selection import read_table, write_selection
@@ -46,9 +46,9 @@ class FindItems:
     def __call__(self, part: Path, out: Path) -> Summary:
         texts = read_table(part, ["text"])["text"]
         with np.load(self.index) as arrays:
-            fields = {name: arrays[name] for name in Index._fields}
+            fields = {name: arrays[name] for name in GramIndex._fields}
         counts = {name: int(fields[name]) for name in ("ngram", "longest_alone", "longest_question")}
-        hits = Searcher(Index(**{**fields, **counts}))(texts)
+        hits = Searcher(GramIndex(**{**fields, **counts}))(texts)
         np.save(out / "hits.npy", hits)
         return {"documents": len(texts), "bytes": texts.nbytes}
 

@@ -84,7 +84,7 @@ def cut_substrings(config: Substrings, across_sources: bool, seed: int, parts: S
     point_to_earlier_parts(passes.folders("windows"), groups, earlier, run)
     texts = tuple(passes.folders("anchors"))
     items_to_cut = [
-        FoundPart(number, part, folder, earlier, first, count)
+        RepeatedPart(number, part, folder, earlier, first, count)
         for number, (part, folder, first, count) in enumerate(
             zip(passes.parts, passes.folders("windows"), _offsets(groups), groups, strict=True)
         )
@@ -209,7 +209,7 @@ def _is_first(first: Hashes, second: Hashes) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class FoundPart:
+class RepeatedPart:
     """A part with the folder of its windows, and the first equal window in an earlier part of each group: `count`
     numbers from `first` on in a file, -1 for none."""
 
@@ -231,7 +231,7 @@ class WriteCut:
     config: Substrings
     texts: tuple[Path, ...]
 
-    def __call__(self, item: FoundPart, out: Path) -> Summary:
+    def __call__(self, item: RepeatedPart, out: Path) -> Summary:
         table = read_table(item.part, ["id", "text", "source"])
         data, begins = text_buffers(table["text"])
         data, begins = data[begins[0] : begins[-1]], begins - begins[0]

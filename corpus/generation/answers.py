@@ -17,7 +17,7 @@ _BUSY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointAnswer:
     """An endpoint's answer.
 
     finish: the reason for its end, in OpenAI's terms: stop, length, content_filter. model: the name that the endpoint
@@ -56,15 +56,15 @@ class AnswerStore:
         except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> EndpointAnswer | None:
         try:
             with closing(self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,))) as rows:
                 row = rows.fetchone()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
-        return Answer(**parse_own_json(row[0], self.path)) if row else None
+        return EndpointAnswer(**parse_own_json(row[0], self.path)) if row else None
 
-    def put(self, answers: Iterable[tuple[str, Answer]]) -> None:
+    def put(self, answers: Iterable[tuple[str, EndpointAnswer]]) -> None:
         rows = [(key, json.dumps(asdict(answer), ensure_ascii=False)) for key, answer in answers]
         try:
             with self._file:

@@ -22,10 +22,10 @@ from corpus.documents.parts import Document, document_parts, read_documents
 from corpus.documents.selection import read_table
 from corpus.documents.source_names import unknown_source
 from corpus.documents.sources import SourceFacts, source_name
-from corpus.generation.answers import Answer, AnswerStore
+from corpus.generation.answers import AnswerStore, EndpointAnswer
 from corpus.generation.config import GenerationConfig
-from corpus.generation.endpoint import Endpoint, Failure, Request
-from corpus.generation.prompts import Prompt, pieces_of
+from corpus.generation.endpoint import Endpoint, EndpointFailure, Request
+from corpus.generation.prompts import EndpointPrompt, pieces_of
 from corpus.readers.record import Unreadable
 from infra.errors import Problem, StageError, stage_error
 from infra.process.pace import Pace
@@ -55,7 +55,7 @@ class AskedDocument:
 
     document: Document
     pieces: list[str] = field(default_factory=list)
-    samples: list[list[Answer]] = field(default_factory=list)
+    samples: list[list[EndpointAnswer]] = field(default_factory=list)
     fault: str = ""
     reason: str = ""
 
@@ -71,7 +71,7 @@ class Asking:
     """
 
     def __init__(
-        self, config: GenerationConfig, prompt: Prompt, section: str, artifact: Path, out_dir: Path, run: Run
+        self, config: GenerationConfig, prompt: EndpointPrompt, section: str, artifact: Path, out_dir: Path, run: Run
     ) -> None:
         self.config, self.prompt, self._section, self._run = config, prompt, section, run
         self._artifact, self._out = artifact, out_dir
@@ -114,7 +114,7 @@ class Asking:
         `answer_limits` allows. Raises Cancelled.
         """
         chosen, self.total = chosen_documents(self.config, self._section, self._artifact)
-        waiting: deque[tuple[AskedDocument, asyncio.Task[list[Answer | Failure]] | None]] = deque()
+        waiting: deque[tuple[AskedDocument, asyncio.Task[list[EndpointAnswer | EndpointFailure]] | None]] = deque()
         documents = (self._begin(document, chosen) for document in read_documents(self._artifact))
         most = AHEAD * self.config.endpoint.concurrency
         with Pace(self._run, "documents", self.total) as pace:
@@ -131,7 +131,7 @@ class Asking:
                 waiting.popleft()
                 yield asked_document
 
-    def made(self, id: str, asked_document: AskedDocument, sample: int, answer: Answer) -> None:
+    def made(self, id: str, asked_document: AskedDocument, sample: int, answer: EndpointAnswer) -> None:
         """Record the result made of a document."""
         document = asked_document.document
         self._rows.append(
@@ -202,7 +202,7 @@ class Asking:
 
     def _begin(
         self, document: Document, chosen: set[str] | None
-    ) -> tuple[AskedDocument, asyncio.Task[list[Answer | Failure]] | None]:
+    ) -> tuple[AskedDocument, asyncio.Task[list[EndpointAnswer | EndpointFailure]] | None]:
         sources = self.config.from_sources
         is_chosen = chosen is None or document.id in chosen
         if not is_chosen or (sources is not None and source_name(document.source) not in sources):
@@ -219,7 +219,7 @@ class Asking:
         )  # of several that fail one is raised
         return task
 
-    async def _ask(self, document: Document, pieces: Sequence[str]) -> list[Answer | Failure]:
+    async def _ask(self, document: Document, pieces: Sequence[str]) -> list[EndpointAnswer | EndpointFailure]:
         """The answers of all samples, one after the other, each to all pieces."""
         requests = []
         for sample in range(self.config.samples):
@@ -227,7 +227,7 @@ class Asking:
                 try:
                     messages = self.prompt.messages(document, piece)
                 except Unreadable as why:
-                    return [Failure(str(why))]
+                    return [EndpointFailure(str(why))]
                 requests.append(Request(messages, sample, self._seed(document, sample, number)))
         return await asyncio.gather(*map(self.endpoint.ask, requests))
 
@@ -256,13 +256,13 @@ class Asking:
         await asyncio.gather(*left, return_exceptions=True)
         await self.endpoint.close()
 
-    def _take(self, asked_document: AskedDocument, answers: Sequence[Answer | Failure]) -> None:
+    def _take(self, asked_document: AskedDocument, answers: Sequence[EndpointAnswer | EndpointFailure]) -> None:
         self.asked += 1
         size = len(asked_document.pieces)
-        if failed := next((answer for answer in answers if isinstance(answer, Failure)), None):
+        if failed := next((answer for answer in answers if isinstance(answer, EndpointFailure)), None):
             asked_document.fault, asked_document.reason = "failed", failed.reason
         else:
-            received = [answer for answer in answers if isinstance(answer, Answer)]
+            received = [answer for answer in answers if isinstance(answer, EndpointAnswer)]
             faults = [answer.fault for answer in received]
             asked_document.fault = next((fault for fault in FAULTS if fault in faults), "")
             asked_document.reason = _REASONS.get(asked_document.fault, "")

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from corpus.generation.answers import Answer, AnswerStore
+from corpus.generation.answers import AnswerStore, EndpointAnswer
 from corpus.generation.config import EndpointConfig, SamplingConfig
 from corpus.readers.encodings import whole_characters
 from infra.errors import StageError, shortened, stage_error
@@ -51,7 +51,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Failure:
+class EndpointFailure:
     """A request without an answer."""
 
     reason: str
@@ -97,11 +97,11 @@ class Endpoint:
         )
         self._slots = asyncio.Semaphore(config.concurrency)
         self._free_at = self._paused_until = float("-inf")
-        self._under_way: dict[str, asyncio.Future[Answer | Failure]] = {}
-        self._unsaved: list[tuple[str, Answer]] = []
+        self._under_way: dict[str, asyncio.Future[EndpointAnswer | EndpointFailure]] = {}
+        self._unsaved: list[tuple[str, EndpointAnswer]] = []
         self._saving = asyncio.Lock()
 
-    async def ask(self, request: Request) -> Answer | Failure:
+    async def ask(self, request: Request) -> EndpointAnswer | EndpointFailure:
         """The answer to a request: the kept one, that of an equal request under way, or a new one.
 
         Raises StageError: `endpoint_refused` for a wrong key, model or address; `endpoint_unreachable` and
@@ -118,7 +118,7 @@ class Endpoint:
             other.add_done_callback(lambda _: self._under_way.pop(key, None))
             return await other
         answer = await other
-        if isinstance(answer, Answer):
+        if isinstance(answer, EndpointAnswer):
             self.counts["cached"] += 1
             self._count_tokens(answer)
         return answer
@@ -126,7 +126,7 @@ class Endpoint:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _answer_to(self, key: str, body: Mapping[str, Any]) -> Answer | Failure:
+    async def _answer_to(self, key: str, body: Mapping[str, Any]) -> EndpointAnswer | EndpointFailure:
         named = {"model": self._config.model, **body, self._config.token_limit_key: body["max_tokens"]}
         if self._config.token_limit_key != "max_tokens":
             del named["max_tokens"]
@@ -138,7 +138,7 @@ class Endpoint:
                 await self._turn()
                 self.counts["repeated" if attempt > 1 else "requests"] += 1
                 answer = await self._post(content)
-                if isinstance(answer, Answer):  # a crash loses no more answers than there are slots
+                if isinstance(answer, EndpointAnswer):  # a crash loses no more answers than there are slots
                     await self._keep(key, answer)
                     self._count_tokens(answer)
                     return answer
@@ -149,7 +149,7 @@ class Endpoint:
                 message = f"{fault.reason}; it asks for a pause of {fault.after_s / 3600:.1f} hours"
                 raise self._error("rate_limited", message, "run it again then: it continues from the kept answers")
             if not fault.is_repeated:
-                return Failure(fault.reason)
+                return EndpointFailure(fault.reason)
             if attempt < attempts:
                 if fault.after_s:  # it means all requests, not this one alone
                     self._paused_until = max(self._paused_until, self._now() + fault.after_s)
@@ -162,7 +162,7 @@ class Endpoint:
         if fault.status == 429:
             fix = "lower endpoint.requests_per_minute or concurrency; run it again: it continues from the kept answers"
             raise self._error("rate_limited", message, fix)
-        return Failure(message)
+        return EndpointFailure(message)
 
     async def _turn(self) -> None:
         """Wait until another request may be sent."""
@@ -172,7 +172,7 @@ class Endpoint:
         while (left := max(begin, self._paused_until) - self._now()) > 0:
             await self._sleep(left)
 
-    async def _post(self, content: bytes) -> Answer | _Fault:
+    async def _post(self, content: bytes) -> EndpointAnswer | _Fault:
         url = f"{self._config.url}/chat/completions"
         try:
             async with (
@@ -202,7 +202,7 @@ class Endpoint:
         except ValueError as error:  # a proxy's page, or an error inside an answer of 200
             return _Fault(f"no answer of OpenAI's form ({error}): {_message_of(body)}", 200, is_repeated=True)
 
-    async def _keep(self, key: str, answer: Answer) -> None:
+    async def _keep(self, key: str, answer: EndpointAnswer) -> None:
         """Return once the answer is on the disk, with all that came while others were being written."""
         self._unsaved.append((key, answer))
         async with self._saving:
@@ -234,7 +234,7 @@ class Endpoint:
             raise stage_error("no_api_key", f"{self._where}.api_key_variable", message, "export it again")
         return key
 
-    def _count_tokens(self, answer: Answer) -> None:
+    def _count_tokens(self, answer: EndpointAnswer) -> None:
         self.counts["prompt_tokens"] += answer.prompt_tokens
         self.counts["completion_tokens"] += answer.completion_tokens
 
@@ -242,7 +242,7 @@ class Endpoint:
         return stage_error(code, self._where, f"{self._config.url}: {message}", fix)
 
 
-def _answer_of(body: bytes) -> Answer:
+def _answer_of(body: bytes) -> EndpointAnswer:
     """Raise ValueError for anything but an answer of /chat/completions."""
     content = parse_json(body, surrogates=True)
     try:
@@ -258,7 +258,7 @@ def _answer_of(body: bytes) -> Answer:
     ]
     model = content.get("model")
     written = _THOUGHTS.sub("", whole_characters(text or "").replace("\0", ""))
-    return Answer(written, str(finish or "stop"), model if isinstance(model, str) else "", *tokens)
+    return EndpointAnswer(written, str(finish or "stop"), model if isinstance(model, str) else "", *tokens)
 
 
 def _message_of(body: bytes) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.documents.parts import Document
-from corpus.generation.answers import Answer
+from corpus.generation.answers import EndpointAnswer
 from corpus.generation.asking import Asking
 from corpus.generation.config import Backtranslation, GenerateInstructionsConfig, PairTemplate, Questions
 from corpus.generation.prompts import filled, prompt_of
@@ -61,7 +61,7 @@ def _pairs(config: GenerateInstructionsConfig, asking: Asking) -> Iterator[Pair]
 
 
 def _exchanges(
-    task: Questions | Backtranslation | PairTemplate, document: Document, piece: str, answer: Answer
+    task: Questions | Backtranslation | PairTemplate, document: Document, piece: str, answer: EndpointAnswer
 ) -> list[tuple[str, str]]:
     """The prompts with their responses that an answer to a piece of a document gives."""
     text = answer.text.strip()

@@ -52,7 +52,7 @@ _SENTENCE_END = re.compile(r"[.!?。！？](?:[\"')\]]*\s+|(?<=[。！？]))")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EndpointPrompt:
     """The messages of a task. name: `rephrase/textbook`, `translate/de`, `template/NAME`. text: with {text} and the
     like where a document's fields go. system: "" for none."""
 
@@ -72,9 +72,9 @@ class Prompt:
         return [{"role": "system", "content": self.system}, message] if self.system else [message]
 
 
-def prompt_of(config: GenerationConfig, task: Task) -> Prompt:
+def prompt_of(config: GenerationConfig, task: Task) -> EndpointPrompt:
     name, text, language = _text_of(task)
-    return Prompt(name, text, config.system, language)
+    return EndpointPrompt(name, text, config.system, language)
 
 
 def _text_of(task: Task) -> tuple[str, str, str | None]:

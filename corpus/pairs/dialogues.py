@@ -49,7 +49,7 @@ class Turn(NamedTuple):
     text: str
 
 
-class Exchange(NamedTuple):
+class DialogueExchange(NamedTuple):
     """The human's last message, the answer, and the messages before; the history begins with the human or the
     system."""
 
@@ -200,7 +200,7 @@ def answer_of(value: Any) -> str:
     return turns[0].text
 
 
-def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
+def exchange_of_turns(turns: Sequence[Turn]) -> DialogueExchange:
     """A conversation by turns that ends with an answer.
 
     Raises Unreadable where it is empty, starts with the assistant, does not end with an answer, where an answer or a
@@ -222,7 +222,7 @@ def exchange_of_turns(turns: Sequence[Turn]) -> Exchange:
         if not turn.text:
             raise Unreadable("no answer: an answer is empty" if turn.role == "assistant" else "no prompt: it is empty")
     *history, prompt, answer = turns
-    return Exchange(tuple(history), prompt.text, answer.text)
+    return DialogueExchange(tuple(history), prompt.text, answer.text)
 
 
 def has_tools(messages: Any) -> bool:

@@ -116,7 +116,7 @@ def pairs_of_ranking(answers: Sequence[Ranked], prompt: str, group: str, file: s
     return [pair._replace(ranking=pairs[0].id) for pair in pairs] if len(answers) > 2 else pairs
 
 
-class Tally:
+class RankingTally:
     """Counts of the origins of pairs, besides single judgements: rankings, ties, and several people."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass
-class Table:
+class ChunkTable:
     """Chunks by hash (open addressing, linear probing): entry number → its bytes in `words`.
 
     size: most entries, a power of two. state: entries used, bytes of `words` used.

@@ -25,7 +25,7 @@ from infra.io.json import BadJson, parse_own_json, read_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from corpus.tokens.chunks import Table
+    from corpus.tokens.chunks import ChunkTable
 
 DOCUMENT_ENDS = (END_OF_TEXT, "<|end_of_text|>")
 """Tokens that end a document in whatever tokenizer has them: ours, GPT-2's, Qwen's; Llama 3's."""
@@ -206,13 +206,13 @@ class TableEncoder:
     The table has some 50 MB and is emptied when it is full.
     """
 
-    def __init__(self, plain: PlainEncoder, cutting: Cutting, table: Table | None = None) -> None:
-        from corpus.tokens.chunks import Table
+    def __init__(self, plain: PlainEncoder, cutting: Cutting, table: ChunkTable | None = None) -> None:
+        from corpus.tokens.chunks import ChunkTable
 
         self._plain = plain
         self._cutting = cutting
         self._tokenizer = without_space_in_front(plain.tokenizer) if cutting.space_in_front else plain.tokenizer
-        self._table = table or Table()
+        self._table = table or ChunkTable()
         self._id_ends = np.zeros(self._table.size + 1, np.int64)
         self._ids = np.empty(1 << 20, np.uint32)
 

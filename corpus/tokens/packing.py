@@ -144,7 +144,7 @@ def _token_file(partitions: Path, number: int) -> FileIO:
     return open(partitions / f"{number:05}" / TOKENS, "rb", buffering=0)
 
 
-class Side:
+class PackingSide:
     """Tokens and bytes of one side that are in its sequences, in all and by source.
 
     stretches: documents that are packed by themselves, with how many sequences they fill.

@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from evaluation.generation.token_choice import Answer, choose_tokens
+from evaluation.generation.token_choice import ChosenAnswer, choose_tokens
 
 AT_ONCE = 256
 """Answers per pass."""
@@ -26,10 +26,10 @@ AT_ONCE = 256
 
 def answer_by_transformers(
     model: PreTrainedModel,
-    answers: Sequence[Answer],
+    answers: Sequence[ChosenAnswer],
     unused: Tensor,
     on_step: Callable[[int], None] = lambda done: None,
-    watch: Callable[[Tensor, Sequence[Answer]], None] | None = None,
+    watch: Callable[[Tensor, Sequence[ChosenAnswer]], None] | None = None,
 ) -> None:
     """Complete answers.
 
@@ -38,7 +38,7 @@ def answer_by_transformers(
         on_step, watch: As of `Decoder.answer`.
     """
     # Rows of one length need no padding and no attention mask, which not every model supports.
-    by_length: dict[int, list[Answer]] = {}
+    by_length: dict[int, list[ChosenAnswer]] = {}
     for answer in answers:
         by_length.setdefault(len(answer.ids), []).append(answer)
     config = GenerationConfig(do_sample=False, eos_token_id=[], pad_token_id=0)  # not None: the model's own would count
@@ -66,10 +66,10 @@ class _Choice(LogitsProcessor):
 
     def __init__(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[ChosenAnswer],
         unused: Tensor,
         on_step: Callable[[], None],
-        watch: Callable[[Tensor, Sequence[Answer]], None] | None,
+        watch: Callable[[Tensor, Sequence[ChosenAnswer]], None] | None,
     ) -> None:
         self._answers, self._unused, self._on_step, self._watch = answers, unused, on_step, watch
 
@@ -92,7 +92,7 @@ class _Choice(LogitsProcessor):
 class _AllOver(StoppingCriteria):
     """Ends each row with its answer."""
 
-    def __init__(self, answers: Sequence[Answer]) -> None:
+    def __init__(self, answers: Sequence[ChosenAnswer]) -> None:
         self._answers = answers
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:

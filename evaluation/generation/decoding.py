@@ -45,7 +45,7 @@ from transformers import PreTrainedModel
 from evaluation.generation.by_transformers import answer_by_transformers
 from evaluation.generation.llama_slots import LlamaSlots
 from evaluation.generation.slots import Chunk, ModelSlots, Slots, autocast
-from evaluation.generation.token_choice import Answer, SamplingOptions, Token, choose_tokens, logprobs_of
+from evaluation.generation.token_choice import ChosenAnswer, SamplingOptions, Token, choose_tokens, logprobs_of
 from infra.errors import StemmaError
 
 AT_ONCE = 128
@@ -68,7 +68,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between logits with and without a cache, as a fraction of the largest logit plus one."""
 TRIED_TOKENS, TRIED_STEPS, TRIED_WINDOW, TRIED_CHUNK = 12, 2, 5, 5
 
-Watch = Callable[[Tensor, Sequence[Answer]], None]
+Watch = Callable[[Tensor, Sequence[ChosenAnswer]], None]
 """Function that receives the logits (N, V) from which the next tokens of answers are chosen."""
 
 
@@ -81,7 +81,7 @@ class _Row:
         number: Ascending in the order of arrival in the slots.
     """
 
-    answer: Answer
+    answer: ChosenAnswer
     cached: int
     number: int
 
@@ -123,11 +123,11 @@ class Decoder:
         self._kept: Slots | None = None
         self._width = 0
         self._chunk_tokens = CHUNK_TOKENS
-        self._waiting: deque[Answer] = deque()
+        self._waiting: deque[ChosenAnswer] = deque()
         self._rows: list[_Row] = []
         """The answer of each of the first slots."""
         self._numbers = count()
-        self._alone: list[Answer] = []
+        self._alone: list[ChosenAnswer] = []
         writes = getattr(model, "generation_config", None)
         unused = list(getattr(writes, "suppress_tokens", None) or [])
         self._unused = torch.tensor(unused, dtype=torch.long, device=model.device)
@@ -135,7 +135,7 @@ class Decoder:
     @torch.inference_mode()
     def answer(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[ChosenAnswer],
         on_step: Callable[[int], None] = lambda done: None,
         watch: Watch | None = None,
     ) -> None:
@@ -172,12 +172,12 @@ class Decoder:
             self._rows.clear()
             self._waiting.clear()
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ChosenAnswer) -> None:
         """Begin an answer with one of the next calls of `step`."""
         self._waiting.append(answer)
 
     @torch.inference_mode()
-    def remove(self, answer: Answer) -> None:
+    def remove(self, answer: ChosenAnswer) -> None:
         """Stop an answer."""
         if (row := next((n for n, row in enumerate(self._rows) if row.answer is answer), None)) is not None:
             self._leave(row)
@@ -275,7 +275,7 @@ class Decoder:
             return False
         return bool((logits - expected).abs().max() <= bound * (1 + expected.abs().max()))
 
-    def _read(self, answers: Sequence[Answer], watch: Watch | None = None) -> None:
+    def _read(self, answers: Sequence[ChosenAnswer], watch: Watch | None = None) -> None:
         """Read the prompts of answers, longest first, into the next slots, and choose the token after each."""
         assert self._kept is not None
         first = len(self._rows)
@@ -340,7 +340,7 @@ class Decoder:
             read_now.append(chunk)
         return read_now
 
-    def _take(self, logits: Tensor, answers: Sequence[Answer], watch: Watch | None = None) -> None:
+    def _take(self, logits: Tensor, answers: Sequence[ChosenAnswer], watch: Watch | None = None) -> None:
         """Choose the next tokens of answers (N) from logits (N, V); complete answers leave."""
         if watch is not None:
             watch(logits, answers)
@@ -360,7 +360,7 @@ class Decoder:
             self._kept.move(len(self._rows), row, last.cached)
             self._rows[row] = last
 
-    def _begins(self, answer: Answer) -> bool:
+    def _begins(self, answer: ChosenAnswer) -> bool:
         """Report an answer's prompt if that is wanted; return False, and end the answer, if it is to have no tokens."""
         if answer.prompt_logprobs is not None:
             answer.report(self._prompt_tokens(answer))
@@ -400,7 +400,7 @@ class Decoder:
             self._kept.move(source, len(self._rows), best)
         return best
 
-    def _answer_alone(self, answer: Answer) -> None:
+    def _answer_alone(self, answer: ChosenAnswer) -> None:
         """Complete an answer that slots do not support."""
         try:
             with autocast(self._model, self._dtype):
@@ -475,7 +475,7 @@ class Decoder:
         positions = torch.tensor(lengths, device=device)
         return kept.step(torch.tensor(tokens, device=device), positions, max(lengths) + 1).float()
 
-    def _prompt_tokens(self, answer: Answer) -> list[Token]:
+    def _prompt_tokens(self, answer: ChosenAnswer) -> list[Token]:
         """Return the tokens of a prompt with their log-probabilities, except for the first, which nothing precedes."""
         ids, likeliest = answer.prompt, answer.prompt_logprobs or 0
         if len(ids) == 1:
@@ -506,7 +506,7 @@ def generate(
         at_once, dtype: As of `Decoder`.
     """
     answers = [
-        Answer(prompt, replace(options, number=options.number + number))
+        ChosenAnswer(prompt, replace(options, number=options.number + number))
         for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True)
     ]
     Decoder(model, at_once, dtype).answer(answers, on_step)

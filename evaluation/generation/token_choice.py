@@ -43,7 +43,7 @@ class TokenBias:
                 self._after.setdefault(tuple(before), []).append((last, value))
         self._lengths = sorted({len(before) for before in self._after})
 
-    def add(self, logits: Tensor, answer: Answer) -> None:
+    def add(self, logits: Tensor, answer: ChosenAnswer) -> None:
         """Add the values to the logits (V,) of an answer's next token, in place."""
         if len(self._ids):
             logits[self._ids.to(logits.device)] += self._values.to(logits.device)
@@ -96,7 +96,7 @@ class Token:
     likeliest: tuple[tuple[int, float], ...] = ()
 
 
-class Answer:
+class ChosenAnswer:
     """An answer in progress: its options, its prompt, its tokens so far and the draws to come.
 
     Attributes:
@@ -166,7 +166,7 @@ class Answer:
         self.prompt_logprobs = None
 
 
-def choose_tokens(logits: Tensor, answers: Sequence[Answer]) -> list[Token]:
+def choose_tokens(logits: Tensor, answers: Sequence[ChosenAnswer]) -> list[Token]:
     """Return the next token of each answer; the answers do not take them yet.
 
     Args:
@@ -213,7 +213,7 @@ def logprobs_of(logits: Tensor, chosen: Tensor, counts: Sequence[int]) -> list[T
     return tokens
 
 
-def _drawn(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
+def _drawn(logits: Tensor, answers: Sequence[ChosenAnswer]) -> Tensor:
     """Return a token (N,) of each answer, drawn from logits (N, V) at the answer's temperature and within its nucleus.
 
     Tokens are drawn from the whole distribution until one is in the nucleus, which draws from the nucleus. Whether a
@@ -259,7 +259,7 @@ def _drawn(logits: Tensor, answers: Sequence[Answer]) -> Tensor:
     return tokens
 
 
-def _at(sums: Tensor, answers: Sequence[Answer]) -> Tensor:
+def _at(sums: Tensor, answers: Sequence[ChosenAnswer]) -> Tensor:
     """Return the tokens (N,) at the answers' next draws. sums (N, V): of the probabilities up to each token."""
     draws = torch.tensor([answer.draw() for answer in answers], dtype=torch.double, device=sums.device)
     total = sums[:, -1]

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessor
 
 from evaluation.generation.decoding import Decoder
-from evaluation.generation.token_choice import Answer, SamplingOptions
+from evaluation.generation.token_choice import ChosenAnswer, SamplingOptions
 
 TOGETHER = 256
 """Questions passed to the decoder at once."""
@@ -61,7 +61,7 @@ class StopText:
         ]
 
 
-class BenchmarkAnswer(Answer):
+class BenchmarkAnswer(ChosenAnswer):
     """Likeliest answer to a question, up to a stop string.
 
     Attributes:
@@ -77,7 +77,7 @@ class BenchmarkAnswer(Answer):
         return super().has_ended() or self._stop.ends(self.new)
 
 
-def watch_numbers(logits: Tensor, answers: Sequence[Answer]) -> None:
+def watch_numbers(logits: Tensor, answers: Sequence[ChosenAnswer]) -> None:
     """Record which answers have NaN in their logits (N, V), where any token could be the likeliest."""
     if (wrong := logits.isnan().any(-1)).any():
         for answer, is_wrong in zip(answers, wrong.tolist(), strict=True):

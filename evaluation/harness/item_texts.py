@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from corpus.decontaminate.items import Answer, Item, words_of
+from corpus.decontaminate.items import Item, ItemAnswer, words_of
 
 LONGEST_NGRAM = 50
 """Largest `decontaminate.ngram`: more words of a question before an answer add nothing."""
@@ -55,7 +55,7 @@ def question_item(
         ]
     max_distance = WORDS_BETWEEN + sum(words_of(choice).hashes.size + WORDS_OF_A_CHOICE for choice in choices)
     questions = [line for line in lines[-1:] if len(line.split()) < LONGEST_NGRAM]
-    answers = [Answer(line, answer, max_distance) for line in questions for answer in right]
+    answers = [ItemAnswer(line, answer, max_distance) for line in questions for answer in right]
     return Item(task, str(number), _distinct(texts), _distinct(parts), answers)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evaluation.config import MemorisationConfig
 from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
-from evaluation.safety.packed_documents import Split, recited_tokens, windows
+from evaluation.safety.packed_documents import PackedDocuments, recited_tokens, windows
 from evaluation.statistics.intervals import wilson
 from infra.run import Run
 
@@ -68,7 +68,7 @@ def first_tokens(
     copies: dict[int, int] = {}
     texts: dict[int, NDArray[np.int64]] = {}
     numbers = np.flatnonzero(seen)
-    for done, (tokens, starts) in enumerate(Split(folder, run.work_dir).read(numbers)):
+    for done, (tokens, starts) in enumerate(PackedDocuments(folder, run.work_dir).read(numbers)):
         if done % 1000 == 0:
             run.stop_if_cancelled()
             run.progress(done, len(numbers), "sequences", "copies")

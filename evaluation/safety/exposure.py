@@ -14,7 +14,7 @@ from corpus.tokens.canaries import Canary, read_canaries
 from corpus.tokens.remote import location_of
 from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
-from evaluation.safety.packed_documents import Split
+from evaluation.safety.packed_documents import PackedDocuments
 from evaluation.statistics.intervals import Interval, wilson
 from evaluation.statistics.paired import holm
 from infra.run import Run
@@ -103,7 +103,7 @@ def trained_copies(
     ids = [lm.tokenizer.encode(canary.text, add_special_tokens=False) for canary in canaries]
     counts = [0] * len(canaries)
     numbers = np.flatnonzero(is_trained)
-    for done, (tokens, _) in enumerate(Split(shards / "train", run.work_dir).read(numbers)):
+    for done, (tokens, _) in enumerate(PackedDocuments(shards / "train", run.work_dir).read(numbers)):
         if done % 1000 == 0:
             run.stop_if_cancelled()
             run.progress(done, len(numbers), "sequences", "canaries")

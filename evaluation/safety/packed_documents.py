@@ -46,7 +46,7 @@ def read_documents(
 
     Raises StageError if the folder is not an MDS folder with a token column.
     """
-    split = Split(folder, work_dir)
+    split = PackedDocuments(folder, work_dir)
     drawn = np.random.default_rng(seed)
     numbers = drawn.permutation(np.flatnonzero(among) if among is not None else np.arange(len(split)))
     chosen: dict[int, list[int]] = {}
@@ -78,7 +78,7 @@ def windows(starts: NDArray[np.int64], total: int, length: int) -> NDArray[np.in
     return begins[np.diff([*begins, total]) >= length]
 
 
-class Split:
+class PackedDocuments:
     """An MDS folder read as files: a StreamingDataset would need shared memory and a process group to do the same."""
 
     def __init__(self, folder: Path, work_dir: Path) -> None:

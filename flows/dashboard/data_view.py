@@ -18,7 +18,7 @@ from evaluation.pages.corpus import text_sections, token_sections
 from evaluation.pages.corpus.corpus import CHAIN, Corpus
 from evaluation.pages.parts import Section
 from flows.dashboard.reading import address_of, find, is_model
-from infra.store.ancestry import Member, ancestry, artifact_member, descent
+from infra.store.ancestry import AncestryMember, ancestry, artifact_member, descent
 from infra.store.store import Store
 
 COLUMNS = ("id", "text", "source", "group")
@@ -39,7 +39,7 @@ class Hit:
 
 
 @dataclass
-class Step:
+class DataStep:
     """A stage on the way of a document. verdict: kept, dropped, or not here. text: as the stage leaves it."""
 
     stage: str
@@ -131,7 +131,7 @@ def _sections(corpus: Corpus) -> Iterator[Section]:
     yield token_sections.shards(corpus)
 
 
-def _corpus_report(member: Member) -> str:
+def _corpus_report(member: AncestryMember) -> str:
     page = "aux/corpus_report.html"
     if member.manifest and page in {file.path for file in member.manifest.files} and "." not in member.id:
         return f"{member.id}/{page}"
@@ -161,15 +161,15 @@ def _hit(row: dict[str, str], query: str) -> Hit:
     return Hit(row["id"], row["source"], text[max(0, at - SNIPPET) : at], text[at:end], text[end : end + SNIPPET])
 
 
-def way(chain: list[tuple[str, Path]], shard: Member | None, document: str) -> list[Step]:
+def way(chain: list[tuple[str, Path]], shard: AncestryMember | None, document: str) -> list[DataStep]:
     """Return what each stage did with a document: kept, changed, or dropped and why, with the one it repeats."""
-    steps: list[Step] = []
+    steps: list[DataStep] = []
     row: dict[str, str] | None = None
     for stage, folder in chain:
         dropped = _dropped(folder, document)
         now = _document(folder, document, row["source"] if row else "")
         if dropped:
-            steps.append(Step(stage, "dropped", _reason(dropped), row["text"] if row else dropped["text"]))
+            steps.append(DataStep(stage, "dropped", _reason(dropped), row["text"] if row else dropped["text"]))
             original = _original(folder, document)
             if original:
                 kept = _document(folder, original["original"], "")
@@ -183,18 +183,18 @@ def way(chain: list[tuple[str, Path]], shard: Member | None, document: str) -> l
         if now is None:
             if row is not None:
                 steps.append(
-                    Step(stage, "not found", "it is not among what the stage kept, and not among what it dropped")
+                    DataStep(stage, "not found", "it is not among what the stage kept, and not among what it dropped")
                 )
             break
         is_changed = row is not None and now["text"] != row["text"]
         shown = now["text"][:SHOWN_CHARACTERS] if row is None or is_changed else ""
-        steps.append(Step(stage, "changed" if is_changed else "kept", "", shown))
+        steps.append(DataStep(stage, "changed" if is_changed else "kept", "", shown))
         row = now
     else:
         if row is not None and shard is not None and shard.manifest is not None:
             share = float(shard.manifest.config["heldout_share"])
             side = "held out: no model was trained on it" if is_heldout(row["group"], share) else "for training"
-            steps.append(Step("shard", "kept", side))
+            steps.append(DataStep("shard", "kept", side))
     return steps
 
 

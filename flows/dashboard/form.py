@@ -49,7 +49,7 @@ class Field:
         return json.dumps(text) if self.kind in ("text", "choice") else text
 
 
-class Change:
+class FormChange:
     """A run that is to be started again with other settings, and the deployment whose form that takes.
 
     Raises RefusedError for a run that no whole pipeline's deployment has started.

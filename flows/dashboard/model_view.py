@@ -20,7 +20,7 @@ from flows.compare.compared import find as find_compared
 from flows.dashboard.reading import address_of, find, is_model
 from infra.errors import StemmaError
 from infra.io.json import read_own_json
-from infra.store.ancestry import LineageGraph, Member, ancestry, artifact_member, descent
+from infra.store.ancestry import AncestryMember, LineageGraph, ancestry, artifact_member, descent
 from infra.store.manifest import Manifest
 from infra.store.measurements import newest_measurement
 from infra.store.store import Store
@@ -100,7 +100,7 @@ def _family(up: LineageGraph, down: LineageGraph) -> Section:
     return Section("family", "Family", lead, figures, [table] if rows else [])
 
 
-def _box(member: Member) -> Box:
+def _box(member: AncestryMember) -> Box:
     if member.source is not None:
         name = member.source.key or "source"
         return Box(member.id, name, member.source.digest[:10], "\n".join(list(member.source.files)[:5]))
@@ -124,7 +124,7 @@ def page_of(id: str, manifest: Manifest) -> str:
     return next((f"/artifact/{id}/{page}" for page in pages if page in paths and "." not in id), "")
 
 
-def _link(member: Member) -> Markup | str:
+def _link(member: AncestryMember) -> Markup | str:
     address = page_of(member.id, member.manifest) if member.manifest else ""
     return Markup('<a href="{}">{}</a>').format(address, member.id) if address else str(escape(member.id))
 

@@ -52,7 +52,7 @@ ENDED = ("built", "reused", "failed", "skipped", "cancelled")
 
 
 @dataclass
-class Step:
+class RunStep:
     """A step in a run. began: seconds since 1970 when it started to run; None before."""
 
     name: str
@@ -93,7 +93,7 @@ class RunView:
         self.root = root
         self.journal = RunJournal(root / "runs", run_id)
         self.begun = self.journal.start_record()
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, RunStep] = {}
         self.log: list[dict[str, Any]] = []
         self.result: dict[str, Any] | None = None
         self.retried_at = -RETRY_PATIENCE_S
@@ -141,7 +141,7 @@ class RunView:
             else:
                 step.left_s = _time_left(step)
 
-    def running(self) -> list[Step]:
+    def running(self) -> list[RunStep]:
         return [step for step in self.steps.values() if step.status == "running" and self.status == "running"]
 
     def picture(self) -> Markup:
@@ -302,7 +302,7 @@ class RunView:
                 return f"{step.path.parent.name}/{step.path.name}/report.html"
         return ""
 
-    def page_of(self, step: Step) -> str:
+    def page_of(self, step: RunStep) -> str:
         """Return the address of the page of what a step made; "" for a step that made neither a model nor shards."""
         if step.path is None:
             return ""
@@ -317,7 +317,7 @@ class RunView:
                 # A retry records every step again.
                 self.begun, self.steps, self.retried_at = line, {}, -RETRY_PATIENCE_S
             case "stage":
-                step = self.steps.setdefault(name, Step(name))
+                step = self.steps.setdefault(name, RunStep(name))
                 if line["status"] == "running" and step.status != "running":
                     step.began, step.progress, step.left_s = line["time"], {}, None
                 step.status, step.headline = line["status"], line.get("headline", "")
@@ -338,7 +338,7 @@ class RunView:
     def _is_open(self, name: str) -> bool:
         return name in self.steps and self.steps[name].status not in ENDED
 
-    def _journal_of(self, step: Step) -> Path | None:
+    def _journal_of(self, step: RunStep) -> Path | None:
         """Return the journal that a running stage writes."""
         if step.name not in self._work or not self._work[step.name].exists():
             self._work.pop(step.name, None)
@@ -350,12 +350,12 @@ class RunView:
                         break
         return self._work.get(step.name)
 
-    def _trained(self) -> list[Step]:
+    def _trained(self) -> list[RunStep]:
         """Return the trainings that this run has built, the newest first."""
         built = [step for step in self.steps.values() if step.status == "built" and step.path is not None]
         return [step for step in reversed(built) if step.path and _is_training(step.path.parent.name)]
 
-    def _curves_of(self, step: Step) -> Path | None:
+    def _curves_of(self, step: RunStep) -> Path | None:
         """Return the file with the metrics of a step that runs or was built."""
         if step.status == "running":
             return self._journal_of(step)
@@ -390,7 +390,7 @@ def _is_training(stage: str) -> bool:
     return stage in STAGES and STAGES[stage].trains
 
 
-def _time_left(step: Step) -> float | None:
+def _time_left(step: RunStep) -> float | None:
     """Return the seconds that a step still takes at its mean pace, once a hundredth of it is done."""
     if step.began is None or not step.ratio or step.ratio < 0.01:
         return None

@@ -42,7 +42,7 @@ from evaluation.pages.words import seconds, size
 from flows.dashboard.access import CredentialsAsked
 from flows.dashboard.compare_view import compare_page
 from flows.dashboard.data_view import data_page, data_sets
-from flows.dashboard.form import Change, by_field
+from flows.dashboard.form import FormChange, by_field
 from flows.dashboard.home_view import HomeView
 from flows.dashboard.model_view import model_page
 from flows.dashboard.reading import ReadingStore
@@ -159,13 +159,13 @@ class Dashboard:
             "refused": "",
         }
         try:
-            values["fields"] = (await asyncio.to_thread(lambda: Change(*self._flow_run(view)))).fields
+            values["fields"] = (await asyncio.to_thread(lambda: FormChange(*self._flow_run(view)))).fields
         except (RefusedError, OSError, StemmaError) as error:
             values |= {"fields": [], "refused": str(error)}
         return self._page("change.html.j2", title, {}, "", **values)
 
     def _change(self, view: RunView, settings: Mapping[str, str]) -> dict[str, Any]:
-        change = Change(*self._flow_run(view))
+        change = FormChange(*self._flow_run(view))
         try:
             return {"message": "handed to the worker; it begins soon", "run_id": change.start(settings)}
         except ConfigError as error:

@@ -30,7 +30,7 @@ from flows.planning.plan import locate_upstream, plan
 from flows.prefect.admission import keep_slots
 from flows.prefect.notices import Kind
 from flows.prefect.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
-from flows.runs.journal import PICTURE, PRIVATE, RunJournal, StageRow
+from flows.runs.journal import PICTURE, PRIVATE, JournalRow, RunJournal
 from flows.runs.ledger import read_ledger, write_ledger
 from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
@@ -179,7 +179,7 @@ class PipelineRun:
     def _run_stages(self, chosen: list[str]) -> None:
         futures: dict[str, Any] = {}
         for name in chosen:
-            self.journal.row(StageRow(name, "waiting"))
+            self.journal.row(JournalRow(name, "waiting"))
         for name in chosen:
             # A stage whose upstream failed still gets its turn, to report that it is skipped.
             waits: list[Any] = [allow_failure(futures[up]) for up in self.nodes[name].upstream if up in futures]
@@ -250,7 +250,7 @@ class PipelineRun:
         return name in self.selection.force
 
     def running(self, name: str) -> None:
-        self.journal.row(StageRow(name, "running"))
+        self.journal.row(JournalRow(name, "running"))
 
     def message(self, name: str, message: Mapping[str, Any]) -> None:
         self.journal.message(name, message)
@@ -267,7 +267,7 @@ class PipelineRun:
         if self.nodes[name].stage.registers and (reasons := refused_by(self.store.peek(done.manifest, REGISTRATION))):
             self.errors[name] = self.refused[name] = GateRefused(*reasons)
         self.journal.row(
-            StageRow(
+            JournalRow(
                 name,
                 done.status,
                 done.manifest.fingerprint,
@@ -283,7 +283,9 @@ class PipelineRun:
 
     def failed(self, name: str, error: StemmaError) -> None:
         self.errors[name] = error
-        self.journal.row(StageRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error)))
+        self.journal.row(
+            JournalRow(name, "cancelled" if isinstance(error, Cancelled) else "failed", headline=str(error))
+        )
 
     def later(self, call: Callable[[], object], key: str = "") -> None:
         """Make a call to the Prefect server on the side, in the context of the task that asks for it. One that still
@@ -296,7 +298,7 @@ class PipelineRun:
     def skipped(self, name: str, blockers: list[str]) -> None:
         self.unreached.add(name)
         self.errors.update({up: self.refused[up] for up in blockers if up in self.refused})
-        self.journal.row(StageRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
+        self.journal.row(JournalRow(name, "skipped", headline=f"waits for {', '.join(blockers)}"))
 
     def crashed(self, name: str, error: BaseException) -> StemmaError:
         """The failure to report. The traceback is kept too if no message was written for the exception."""

@@ -47,7 +47,7 @@ READS = "reads"
 
 
 @dataclass(frozen=True)
-class StageRow:
+class JournalRow:
     """One stage of a run, as `stages` in the command contract shows it."""
 
     stage: str
@@ -91,7 +91,7 @@ class RunJournal:
         self.run_id = run_id
         self.folder = runs / run_id
         self.path = self.folder / "journal.jsonl"
-        self.rows: dict[str, StageRow] = {}
+        self.rows: dict[str, JournalRow] = {}
         self._lock = threading.Lock()
         self._reserved = ReservedSpace(self.folder / "reserved")
         self._unwritten: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class RunJournal:
         process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "machine": this_machine()}
         self._write({"kind": "begin", **process, **facts})
 
-    def row(self, row: StageRow) -> None:
+    def row(self, row: JournalRow) -> None:
         """The new status of a stage."""
         self.rows[row.stage] = row
         self._write({"kind": "stage", **asdict(row)})

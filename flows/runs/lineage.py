@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.io.json import read_own_json
-from infra.store.ancestry import LineageGraph, Member
+from infra.store.ancestry import AncestryMember, LineageGraph
 from infra.store.branches import branch_of
 from infra.store.layout import AUX
 from infra.store.manifest import Manifest, SourceRecord, store_root
@@ -37,7 +37,7 @@ def lineage_document(graph: LineageGraph, store: Store) -> dict[str, Any]:
     }
 
 
-def _node(member: Member, read: dict[str, dict[str, Any]], store: Store) -> dict[str, Any]:
+def _node(member: AncestryMember, read: dict[str, dict[str, Any]], store: Store) -> dict[str, Any]:
     if member.source is not None:
         return {"id": member.id, "kind": "source", **_source(member.source, read)}
     if member.manifest is not None and member.folder is not None:

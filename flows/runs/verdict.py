@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flows.runs.journal import HAS_ARTIFACT, StageRow
+from flows.runs.journal import HAS_ARTIFACT, JournalRow
 from infra.errors import Cancelled, Problem, StemmaError
 
 URGENCY = ("failed", "invalid", "refused", "cancelled")
@@ -12,7 +12,7 @@ URGENCY = ("failed", "invalid", "refused", "cancelled")
 
 
 def verdict(
-    rows: Mapping[str, StageRow],
+    rows: Mapping[str, JournalRow],
     errors: Mapping[str, StemmaError],
     upstream: Mapping[str, Sequence[str]],
     stopped: bool,

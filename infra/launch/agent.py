@@ -25,7 +25,7 @@ from infra.launch import node_files
 from infra.launch.config import LaunchConfig
 from infra.launch.devices.diagnostics import examine
 from infra.launch.heartbeat import FOLDER, dump_stacks, is_stopped, notes_on, read_beat, stacks
-from infra.launch.node_files import NodeState, Order, Watch
+from infra.launch.node_files import NodeState, NodeWatch, Order
 from infra.launch.ranks import GRACE_S, ClusterNode, Ranks, free_port, own_process_group
 from infra.process.lifetime import PARENT_FD, die_with_parent
 
@@ -39,7 +39,7 @@ class Agent:
     def __init__(self, folder: Path, name: str, machine: str, address: str) -> None:
         self._folder = folder
         self._name = name
-        self._watch = Watch()
+        self._watch = NodeWatch()
         self._lock = threading.Lock()
         self._state = NodeState(machine=machine, address=address)
         self._order = Order()

@@ -24,7 +24,7 @@ from infra.launch.heartbeat import Beat, Hang, stuck_ranks
 from infra.launch.hosts import Hosts, passed_on
 from infra.launch.kube.launcher import Kubernetes
 from infra.launch.machines import Machines, Over
-from infra.launch.node_files import NodeState, Order, Watch
+from infra.launch.node_files import NodeState, NodeWatch, Order
 from infra.launch.ranks import GRACE_S, Ended
 from infra.launch.ray.nodes import RayNodes
 from infra.launch.slurm import Slurm
@@ -89,7 +89,7 @@ def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) ->
     for path in former:
         order = node_files.read(path / node_files.ORDER, Order) or Order()
         node_files.write(path / node_files.ORDER, replace(order, sign=order.sign + 1, do="leave"))
-    watch = Watch()
+    watch = NodeWatch()
     for path in former:
         while not stop():
             signs = {name: state.sign for name, state in node_files.nodes(path).items() if state.state != "gone"}

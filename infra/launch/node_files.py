@@ -111,7 +111,7 @@ def nodes(folder: Path) -> dict[str, NodeState]:
     return {name: state for name, state in states.items() if state is not None}
 
 
-class Watch:
+class NodeWatch:
     """Time since the last new sign of each of several writers, by the reader's clock."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from infra.lineage import page
 from infra.lineage.also.copies import Copies
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import (
-    Input,
+    InputMessage,
     Message,
     MetricsFile,
     Output,
@@ -291,7 +291,7 @@ class Delivery:
             tags=[RunTag("stemma.digest", output.digest), RunTag("stemma.artifact", output.path)],
         )
         if output.kind == "dataset":
-            item = Input("output", output.stage, output.digest, output.fingerprint)
+            item = InputMessage("output", output.stage, output.digest, output.fingerprint)
             self._client.log_inputs(run.run_id, [_artifact_dataset(item, "output", output.path)])
             return
         model_id = self._registry.logged_model(run, output.digest, f"{output.stage}-{output.fingerprint[:8]}")
@@ -321,7 +321,7 @@ class Delivery:
         return artifact_folder(self._root, run.artifact_uri)
 
 
-def _artifact_dataset(item: Input, context: str, path: str = "") -> DatasetInput:
+def _artifact_dataset(item: InputMessage, context: str, path: str = "") -> DatasetInput:
     tags = {
         "mlflow.data.context": context,
         "stemma.digest": item.digest,

@@ -23,7 +23,7 @@ def new_build_id() -> str:
 
 
 @dataclass(frozen=True)
-class Input:
+class InputMessage:
     """One artifact that a stage reads. name: what the stage calls it; stage: who made it; digest: of its payload."""
 
     name: str
@@ -94,7 +94,7 @@ class StageStarted(Message):
     time: float
     version: int = 1
     config: Mapping[str, Any] = field(default_factory=dict)
-    inputs: tuple[Input, ...] = ()
+    inputs: tuple[InputMessage, ...] = ()
     sources: tuple[SourceFile, ...] = ()
     commit: str = ""
     dirty: bool = False
@@ -215,7 +215,7 @@ def from_json(data: Mapping[str, Any]) -> Message:
     field_names = {f.name for f in dataclasses.fields(cls)}
     values = {key: value for key, value in data.items() if key in field_names}
     if cls is StageStarted:
-        values["inputs"] = tuple(Input(**item) for item in values.get("inputs", ()))
+        values["inputs"] = tuple(InputMessage(**item) for item in values.get("inputs", ()))
         values["sources"] = tuple(SourceFile(**item) for item in values.get("sources", ()))
     elif cls is StageFinished:
         values["output"] = Output(**values["output"]) if values.get("output") else None

@@ -29,7 +29,7 @@ NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]")
 
 
 @dataclass(frozen=True)
-class Line:
+class MetricLine:
     """The figures of one line. time: seconds since the epoch; end: the offset in bytes behind the line.
 
     rewound_to: for a line that takes back, where what is undone begins (see infra/run.py).
@@ -42,7 +42,7 @@ class Line:
     rewound_to: int | None = None
 
 
-def read_lines(path: Path, offset: int = 0) -> Iterator[Line]:
+def read_lines(path: Path, offset: int = 0) -> Iterator[MetricLine]:
     """Yield the complete lines after `offset`; a line that is still being written is left to the next call.
 
     Lines without metrics (progress, events) come as a Line without values, so that they count as read. Raises
@@ -51,7 +51,7 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[Line]:
     return _read(path, offset, "metric")
 
 
-def undone_lines(path: Path, rewind: Line) -> Iterator[Line]:
+def undone_lines(path: Path, rewind: MetricLine) -> Iterator[MetricLine]:
     """The lines that `rewind`, a line of the same file, took back; others come without values."""
     assert rewind.rewound_to is not None
     for line in _read(path, rewind.rewound_to, "undone"):
@@ -60,7 +60,7 @@ def undone_lines(path: Path, rewind: Line) -> Iterator[Line]:
         yield line
 
 
-def _read(path: Path, offset: int, kind: str) -> Iterator[Line]:
+def _read(path: Path, offset: int, kind: str) -> Iterator[MetricLine]:
     with open(path, "rb") as file:
         file.seek(offset)
         for raw in file:
@@ -70,19 +70,19 @@ def _read(path: Path, offset: int, kind: str) -> Iterator[Line]:
             yield _parse(raw, offset, kind)
 
 
-def _parse(raw: bytes, end: int, kind: str) -> Line:
+def _parse(raw: bytes, end: int, kind: str) -> MetricLine:
     try:
         line = parse_own_json(raw)
         if line.get("kind") == "rewind":
-            return Line(0.0, 0, {}, end, int(line["place"]))
+            return MetricLine(0.0, 0, {}, end, int(line["place"]))
         if line.get("kind", "metric") != kind:
-            return Line(0.0, 0, {}, end)
+            return MetricLine(0.0, 0, {}, end)
         figures = "values" if kind == "metric" else kind
         values = {NOT_IN_A_NAME.sub("_", name)[:250]: float(value) for name, value in line[figures].items()}
-        return Line(float(line["time"]), int(line["step"] or 0), values, end)
+        return MetricLine(float(line["time"]), int(line["step"] or 0), values, end)
     except (ValueError, KeyError, TypeError, AttributeError):
         # Torn by a crash of its writer, which went on with a new line.
-        return Line(0.0, 0, {}, end)
+        return MetricLine(0.0, 0, {}, end)
 
 
 LOCK_TIMEOUT_S = 60
@@ -197,7 +197,7 @@ class MetricsDelivery:
             end = line.end
         send()
 
-    def _undo_points(self, run: DeliveredRun, path: Path, rewind: Line) -> None:
+    def _undo_points(self, run: DeliveredRun, path: Path, rewind: MetricLine) -> None:
         """Delete the points that a training took back when it continued from an earlier step."""
         points = [
             Point(name, line.step, milliseconds(line.time))

@@ -11,7 +11,7 @@ from infra.errors import stage_error
 from infra.lineage.ledger import Ledger, ledger_path
 from infra.lineage.messages import (
     WHOLE_RUN,
-    Input,
+    InputMessage,
     MetricsFile,
     Output,
     PipelineFinished,
@@ -126,7 +126,7 @@ def _deliver_build(delivery: Delivery, parent_id: str, pipeline: str, folder: Pa
             _seconds(manifest.started),
             manifest.version,
             manifest.config,
-            tuple(Input(name, i.stage, i.digest, i.fingerprint) for name, i in manifest.inputs.items()),
+            tuple(InputMessage(name, i.stage, i.digest, i.fingerprint) for name, i in manifest.inputs.items()),
             _sources(manifest),
             str(manifest.code.get("commit", "")),
             bool(manifest.code.get("dirty", False)),

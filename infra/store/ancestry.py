@@ -13,7 +13,7 @@ from infra.store.store import Difference, Store
 
 
 @dataclass(frozen=True)
-class Member:
+class AncestryMember:
     """One node of a lineage graph: an artifact, a source outside the store, or an artifact that is not there any more.
 
     id: of an artifact its place in the store, `clean/2f20dd552d78493b`; of a source `source/` and its cut digest.
@@ -49,14 +49,14 @@ class Link:
 class LineageGraph:
     """Members by id, the one that was asked about first, and the links between them."""
 
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, AncestryMember] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
 
     @property
-    def artifacts(self) -> list[Member]:
+    def artifacts(self) -> list[AncestryMember]:
         return [member for member in self.members.values() if member.kind == "artifact"]
 
-    def add(self, member: Member) -> bool:
+    def add(self, member: AncestryMember) -> bool:
         """Add a member. Return False if it is known already."""
         if member.id in self.members:
             return False
@@ -64,11 +64,13 @@ class LineageGraph:
         return True
 
 
-def artifact_member(store: Store, folder: Path, manifest: Manifest) -> Member:
+def artifact_member(store: Store, folder: Path, manifest: Manifest) -> AncestryMember:
     """An artifact of this store, or of another folder, as a node of a lineage graph."""
     path = folder.absolute()
     is_in_store = path.is_relative_to(store.root)
-    return Member(path.relative_to(store.root).as_posix() if is_in_store else str(path), "artifact", path, manifest)
+    return AncestryMember(
+        path.relative_to(store.root).as_posix() if is_in_store else str(path), "artifact", path, manifest
+    )
 
 
 def locate(store: Store, reference: Input) -> tuple[Path, Manifest] | None:
@@ -84,9 +86,9 @@ def locate(store: Store, reference: Input) -> tuple[Path, Manifest] | None:
 def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGraph:
     """Return these artifacts and all that they descend from or require, with outside sources as leaves."""
     graph = LineageGraph()
-    parents: dict[tuple[str, str], Member] = {}
+    parents: dict[tuple[str, str], AncestryMember] = {}
 
-    def parent_of(reference: Input) -> Member:
+    def parent_of(reference: Input) -> AncestryMember:
         key = (reference.path, reference.digest)
         if key not in parents:
             located = locate(store, reference)
@@ -118,7 +120,7 @@ def glance_at_ancestry(store: Store, start: tuple[Path, Manifest]) -> None:
                 store.glance(member.manifest, member.folder)
 
 
-def missing(store: Store, graph: LineageGraph) -> list[tuple[Member, Difference]]:
+def missing(store: Store, graph: LineageGraph) -> list[tuple[AncestryMember, Difference]]:
     """The ancestors whose bytes are not in the store any more."""
     return [
         (member, Difference(store.root / member.input.path, "missing: no artifact with its bytes is there"))
@@ -127,11 +129,11 @@ def missing(store: Store, graph: LineageGraph) -> list[tuple[Member, Difference]
     ]
 
 
-def descent(store: Store, start: Member) -> LineageGraph:
+def descent(store: Store, start: AncestryMember) -> LineageGraph:
     """Return everything that descends from the bytes of an artifact or outside source, wherever those bytes are."""
     graph = LineageGraph()
     graph.add(start)
-    readers: dict[tuple[str, str], list[tuple[Member, str, Input, bool]]] = {}
+    readers: dict[tuple[str, str], list[tuple[AncestryMember, str, Input, bool]]] = {}
     queue = deque([start])
     for folder, manifest in store.manifests():
         child = artifact_member(store, folder, manifest)
@@ -155,20 +157,20 @@ def descent(store: Store, start: Member) -> LineageGraph:
     return graph
 
 
-def _missing_member(store: Store, reference: Input) -> Member:
+def _missing_member(store: Store, reference: Input) -> AncestryMember:
     folders = store.folders(reference.stage)
     same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == reference.fingerprint)
     stand_in = next((manifest for manifest in same_address if manifest is not None), None)
-    return Member(f"{reference.path}.{reference.digest[:8]}", "gone", input=reference, stand_in=stand_in)
+    return AncestryMember(f"{reference.path}.{reference.digest[:8]}", "gone", input=reference, stand_in=stand_in)
 
 
-def source_member(record: SourceRecord) -> Member:
-    return Member(f"source/{record.digest[:16]}", "source", source=record)
+def source_member(record: SourceRecord) -> AncestryMember:
+    return AncestryMember(f"source/{record.digest[:16]}", "source", source=record)
 
 
-def file_member(path: str, sha256: str) -> Member:
+def file_member(path: str, sha256: str) -> AncestryMember:
     """A file outside the store; path or sha256 empty where it is not known."""
-    return Member(f"source/{sha256[:16] or path}", "source", source=SourceRecord("", sha256, {path: sha256}))
+    return AncestryMember(f"source/{sha256[:16] or path}", "source", source=SourceRecord("", sha256, {path: sha256}))
 
 
 def _share_bytes(sought: SourceRecord, record: SourceRecord) -> bool:

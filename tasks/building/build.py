@@ -24,7 +24,7 @@ from infra.store.states import STATES, state_at
 from infra.store.store import Store
 from tasks.building.adopted import adopted_artifact
 from tasks.building.builder import Build, MeasuredModel
-from tasks.building.context import BuildContext, Clock
+from tasks.building.context import BuildClock, BuildContext
 from tasks.building.explain import (
     BuildRequest,
     Change,
@@ -81,7 +81,7 @@ def ensure(
     if node.adopted:
         return _reuse(node, adopted_artifact(node, store, read_all=context.read_all), {}, context, started)
     # The fingerprint of the request; a finished artifact with it is reused.
-    clock = Clock()
+    clock = BuildClock()
     with clock("fingerprint"):
         node = held_against(node, inputs, store)
         request = build_request(node, inputs, store)
@@ -139,7 +139,7 @@ def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: Build
         try:
             # An existing measurement of an equal model is as good: the address names the model's bytes.
             if _reusable(node, request, context)[0] is None:
-                manifest, _ = Build(node, request, read, {}, context, lease, Clock()).take(model)
+                manifest, _ = Build(node, request, read, {}, context, lease, BuildClock()).take(model)
                 context.measured_here.add(manifest.build_id)
         finally:
             lease.release()

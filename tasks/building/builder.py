@@ -27,7 +27,7 @@ from infra.store.ancestry import glance_at_ancestry, locate
 from infra.store.layout import AUX, RUN_TIMES
 from infra.store.manifest import Manifest, SourceRecord, iso_time
 from infra.store.store import Store, disk_error
-from tasks.building.context import BuildContext, Clock
+from tasks.building.context import BuildClock, BuildContext
 from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
 from tasks.building.lineage import end_of, leave_card, shown
 from tasks.building.rates import rates_of
@@ -70,7 +70,7 @@ class Build:
     requires: Mapping[str, Manifest]
     context: BuildContext
     lease: Lease
-    clock: Clock
+    clock: BuildClock
     build_id: str = field(default_factory=messages.new_build_id)
     folders: dict[str, Path] = field(default_factory=dict)
     """Folders of the inputs, once they are on this machine."""
@@ -442,7 +442,7 @@ class Build:
                 self.node.stage.version,
                 self.node.config.model_dump(mode="json"),
                 tuple(
-                    messages.Input(name, manifest.stage, manifest.digest, manifest.fingerprint)
+                    messages.InputMessage(name, manifest.stage, manifest.digest, manifest.fingerprint)
                     for name, manifest in self.inputs.items()
                 ),
                 tuple(messages.SourceFile(key, digest) for key, digest in self.request.sources.items()),

@@ -61,7 +61,7 @@ class BuildContext:
                 raise
 
 
-class Clock:
+class BuildClock:
     """Seconds of our own bookkeeping, by what they were spent on."""
 
     def __init__(self) -> None:

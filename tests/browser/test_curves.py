@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from flows.runs.journal import RunJournal, StageRow
+from flows.runs.journal import JournalRow, RunJournal
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
 from tests.support.programs.command import environment
@@ -33,7 +33,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     (aux / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
     journal.begin(pipeline="tiny", config="tiny.yaml")
-    journal.row(StageRow("pretrain", "built", seconds=61.0, path=str(aux.parent)))
+    journal.row(JournalRow("pretrain", "built", seconds=61.0, path=str(aux.parent)))
     journal.end({"status": "done", "errors": [], "stages": []})
     port = any_free_port()
     command = [sys.executable, "-m", "flows.dashboard.server", str(root), "--port", str(port)]

@@ -20,7 +20,7 @@ from cli.pipelines.follow import _Table
 from cli.pipelines.run import _unfinished
 from flows.compare.compare import compare
 from flows.compare.compared import find
-from flows.runs.journal import RunJournal, StageRow
+from flows.runs.journal import JournalRow, RunJournal
 from flows.runs.listing import runs
 from infra.project import code_state, lock_hash
 from infra.store.reference import resolve
@@ -263,7 +263,7 @@ def test_ls_counts_what_a_run_that_still_works_has_built(root: Path) -> None:
     journal = RunJournal(root / "runs", "20261123-070000-000000-1f2e3d")
     journal.begin(pipeline="chronicle")
     for stage, status in (("ingest", "reused"), ("clean", "running"), ("clean", "built"), ("shard", "running")):
-        journal.row(StageRow(stage, status))  # type: ignore[arg-type]
+        journal.row(JournalRow(stage, status))  # type: ignore[arg-type]
     (root / "format").write_text("1\n")
     (row,) = runs(Store(root, reading=True))
     assert (row["status"], row["built"], row["reused"]) == ("running", 1, 1) and row["seconds"] < 3600

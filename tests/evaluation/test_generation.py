@@ -24,7 +24,7 @@ from transformers import (
 
 from evaluation.generation.decoding import Decoder, generate
 from evaluation.generation.slots import ModelSlots, unseen
-from evaluation.generation.token_choice import Answer, SamplingOptions, TokenBias, choose_tokens
+from evaluation.generation.token_choice import ChosenAnswer, SamplingOptions, TokenBias, choose_tokens
 from infra.run import Run
 
 WORDS, STOPS = 61, set(range(0, 61, 8))
@@ -76,7 +76,7 @@ def test_the_likeliest_tokens_are_those_of_generate(kind: str) -> None:
     assert decoder.has_own_layers == (kind != "gpt2")
     heard: list[int] = []
     options = SamplingOptions(12, frozenset(STOPS), temperature=0)
-    answers = [Answer(ids, options) for ids in questions]
+    answers = [ChosenAnswer(ids, options) for ids in questions]
     decoder.answer(answers, heard.append)
     found = [answer.new for answer in answers]
     for ids, new in zip(questions, found, strict=True):
@@ -116,7 +116,7 @@ def test_draws_follow_the_distribution_within_the_nucleus(top_p: float) -> None:
     probabilities, order = logits[0].softmax(-1).sort(descending=True)
     kept = probabilities.cumsum(0) - probabilities < top_p
     expected = torch.zeros(7).index_put_((order,), probabilities * kept / probabilities[kept].sum())
-    answers = [Answer([0], SamplingOptions(1, top_p=top_p, seed=3, number=n)) for n in range(20_000)]
+    answers = [ChosenAnswer([0], SamplingOptions(1, top_p=top_p, seed=3, number=n)) for n in range(20_000)]
     drawn = torch.tensor([token.id for token in choose_tokens(logits.expand(len(answers), -1), answers)])
     shares = torch.bincount(drawn, minlength=7) / len(answers)
     assert float((shares - expected).abs().max()) < 0.015

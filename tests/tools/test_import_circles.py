@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from tests.support.programs.command import REPOSITORY
 
 PACKAGES = ("stemma", "cli", "flows", "tasks", "training", "evaluation", "corpus", "infra")
-KNOWN = {("training.chat.base", "training.chat.template")}
+KNOWN = {("training.chat.base", "training.chat.model_template")}
 """`Chat.load` returns its subclass for models that bring a template along."""
 
 

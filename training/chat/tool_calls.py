@@ -25,7 +25,7 @@ _NAMED = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ParsedToolCall:
     """A call of a function. arguments: JSON of an object."""
 
     name: str
@@ -45,10 +45,10 @@ class CallForm:
 class AnswerReader(Protocol):
     """Reader of one answer in parts."""
 
-    def add(self, text: str) -> Iterator[str | Reasoning | ToolCall]:
+    def add(self, text: str) -> Iterator[str | Reasoning | ParsedToolCall]:
         """Yield the parts that are final after further text of the answer."""
 
-    def end(self) -> Iterator[str | Reasoning | ToolCall]:
+    def end(self) -> Iterator[str | Reasoning | ParsedToolCall]:
         """Yield the rest, once the answer has ended."""
 
 
@@ -101,13 +101,13 @@ class ChannelCallReader:
         self._names = names
         self._messages = ChannelReader()
 
-    def add(self, text: str) -> Iterator[str | Reasoning | ToolCall]:
+    def add(self, text: str) -> Iterator[str | Reasoning | ParsedToolCall]:
         yield from map(self._part, self._messages.add(text))
 
-    def end(self) -> Iterator[str | Reasoning | ToolCall]:
+    def end(self) -> Iterator[str | Reasoning | ParsedToolCall]:
         yield from map(self._part, self._messages.end())
 
-    def _part(self, part: str | Reasoning | Addressed) -> str | Reasoning | ToolCall:
+    def _part(self, part: str | Reasoning | Addressed) -> str | Reasoning | ParsedToolCall:
         if not isinstance(part, Addressed):
             return part
         arguments, rest = _value_and_rest(part.text.strip())
@@ -127,13 +127,13 @@ class CallReader:
         self._pending = ""
         self._is_first = True
 
-    def add(self, text: str) -> Iterator[str | ToolCall]:
+    def add(self, text: str) -> Iterator[str | ParsedToolCall]:
         """Yield the texts and calls that are final after further text of the answer."""
         self._pending += text
         while (part := self._next()) is not None:
             yield part
 
-    def end(self) -> Iterator[str | ToolCall]:
+    def end(self) -> Iterator[str | ParsedToolCall]:
         """Yield the rest, once the answer has ended."""
         rest, self._pending = self._pending, ""
         if calls := self._calls(rest):
@@ -141,7 +141,7 @@ class CallReader:
         elif rest:
             yield rest
 
-    def _next(self) -> str | ToolCall | None:
+    def _next(self) -> str | ParsedToolCall | None:
         """Return the next final text or call; None where more text is needed."""
         pending = self._pending
         begun = pending.lstrip()
@@ -167,7 +167,7 @@ class CallReader:
         certain, self._pending = self._pending[:length], self._pending[length:]
         return certain or None
 
-    def _calls(self, text: str) -> list[ToolCall]:
+    def _calls(self, text: str) -> list[ParsedToolCall]:
         """Return the calls that a text consists of; none where one of them is not of a function of the request."""
         given = text.strip()
         if given.startswith(OPEN):
@@ -180,10 +180,10 @@ class CallReader:
             return []
         return calls or []
 
-    def _objects(self, text: str) -> list[ToolCall] | None:
+    def _objects(self, text: str) -> list[ParsedToolCall] | None:
         """Return calls as JSON objects, one after the other or separated by semicolons; None where there is anything
         else."""
-        calls: list[ToolCall] = []
+        calls: list[ParsedToolCall] = []
         rest = text.strip()
         while rest:
             value, rest = _value_and_rest(rest)
@@ -193,12 +193,12 @@ class CallReader:
             rest = rest.lstrip().removeprefix(";").lstrip()
         return calls
 
-    def _after_list(self, text: str) -> list[ToolCall] | None:
+    def _after_list(self, text: str) -> list[ParsedToolCall] | None:
         if text.lstrip().startswith("["):
             values, rest = _value_and_rest(text.lstrip())
             given = [self._call(value) for value in values or ()]
             return None if rest.strip() or None in given else [one for one in given if one]
-        calls: list[ToolCall] = []
+        calls: list[ParsedToolCall] = []
         rest = text
         while rest.strip():
             if (named := _NAMED.match(rest)) is None:
@@ -209,11 +209,11 @@ class CallReader:
             calls.append(call)
         return calls
 
-    def _call(self, value: Any) -> ToolCall | None:
+    def _call(self, value: Any) -> ParsedToolCall | None:
         return _call(value, self._names)
 
 
-def _call(value: Any, names: Collection[str]) -> ToolCall | None:
+def _call(value: Any, names: Collection[str]) -> ParsedToolCall | None:
     """Return the call of one of the named functions that an object is, None for any other."""
     if not isinstance(value, Mapping) or value.get("name") not in names:
         return None
@@ -222,7 +222,7 @@ def _call(value: Any, names: Collection[str]) -> ToolCall | None:
         arguments, _ = _value_and_rest(arguments)
     if not isinstance(arguments, Mapping):
         return None
-    return ToolCall(str(value["name"]), json.dumps(arguments, ensure_ascii=False))
+    return ParsedToolCall(str(value["name"]), json.dumps(arguments, ensure_ascii=False))
 
 
 def _value_and_rest(text: str) -> tuple[Any, str]:

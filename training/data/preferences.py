@@ -22,7 +22,7 @@ LENGTH_BIN = 10
 
 
 @dataclass(frozen=True)
-class Pair:
+class PreferencePair:
     """Two conversations with the same prompt."""
 
     chosen: Conversation
@@ -64,7 +64,7 @@ class Ranking:
         return len(self.answers[pair.better].response) - len(self.answers[pair.worse].response)
 
 
-def fitted_pairs(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[Pair]:
+def fitted_pairs(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[PreferencePair]:
     """Rows with `prompt`, `chosen` and `rejected` as pairs of at most `max_length` tokens each; see
     `training.data.rows.Room`."""
     room = Room(chat, max_length, too_long)
@@ -74,7 +74,7 @@ def fitted_pairs(chat: Chat, rows: Sequence[Row], max_length: int, too_long: Too
     rejected = chat.respond(prompts, [answer_of(row, "rejected") for row in rows])
     for row, prompt, better, worse in zip(rows, prompts, chosen, rejected, strict=True):
         if (shortened := room.fit(prompt, [better, worse])) is not None:
-            pairs.append(Pair(Conversation(shortened, better), Conversation(shortened, worse)))
+            pairs.append(PreferencePair(Conversation(shortened, better), Conversation(shortened, worse)))
             kept.append(row)
     return Fitted(pairs, kept, room.cut, room.dropped, "pairs")
 

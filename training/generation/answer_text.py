@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from evaluation.generation.token_choice import Answer, SamplingOptions, Token
+from evaluation.generation.token_choice import ChosenAnswer, SamplingOptions, Token
 from training.generation.constraint import ConstrainedText, Constraint
 
 CLEANED = 8
@@ -161,7 +161,7 @@ class AnswerRequest:
     constraint: Constraint | None = None
 
 
-class Writing(Answer):
+class Writing(ChosenAnswer):
     """An answer in progress with its text.
 
     pieces: new text since they were last taken. spoken: the end of the answer, None before.

@@ -39,7 +39,7 @@ class Unsupported(ValueError):
     """A schema, or a keyword of one, that no grammar is made of."""
 
 
-class Rule:
+class GrammarRule:
     """A choice of sequences of symbols."""
 
     def __init__(self, *alternatives: Sequence[Symbol]) -> None:
@@ -53,7 +53,7 @@ class InString:
     escape: str = ""
 
 
-Symbol = str | frozenset[str] | InString | Rule
+Symbol = str | frozenset[str] | InString | GrammarRule
 """A text, one character of several, the rest of a string, or a choice."""
 Stack = tuple[Symbol, ...]
 State = frozenset[Stack]
@@ -110,7 +110,7 @@ def _expanded(stack: Stack) -> tuple[Stack, ...]:
     seen: set[Stack] = set()
     while open_stacks:
         stack = open_stacks.pop()
-        if stack and isinstance(rule := stack[-1], Rule):
+        if stack and isinstance(rule := stack[-1], GrammarRule):
             if len(stack) < DEEPEST and stack not in seen:
                 seen.add(stack)  # a schema may refer to itself and to nothing else
                 open_stacks += [(*stack[:-1], *reversed(alternative)) for alternative in rule.alternatives]
@@ -119,43 +119,43 @@ def _expanded(stack: Stack) -> tuple[Stack, ...]:
     return tuple(expanded)
 
 
-def _repeated(symbol: Symbol, most: int) -> Rule:
-    rule = Rule(())
+def _repeated(symbol: Symbol, most: int) -> GrammarRule:
+    rule = GrammarRule(())
     for _ in range(most):
-        rule = Rule((), (symbol, rule))
+        rule = GrammarRule((), (symbol, rule))
     return rule
 
 
 _DIGIT = frozenset("0123456789")
-_INTEGER = Rule(("0",), (frozenset("123456789"), _repeated(_DIGIT, DIGITS - 1)))
-_SIGNED = Rule((_INTEGER,), ("-", _INTEGER))
-_FRACTION = Rule((), (".", _DIGIT, _repeated(_DIGIT, DIGITS - 1)))
-_EXPONENT = Rule((), (frozenset("eE"), Rule((), (frozenset("+-"),)), _DIGIT, Rule((), (_DIGIT,))))
-_SPACE = Rule((), (" ",), ("\n", _repeated(" ", INDENTATION)))
-_COLON = Rule((":",), (": ",))
-_STRING = Rule(('"', InString()))
-_SIMPLE: dict[str, Rule] = {
+_INTEGER = GrammarRule(("0",), (frozenset("123456789"), _repeated(_DIGIT, DIGITS - 1)))
+_SIGNED = GrammarRule((_INTEGER,), ("-", _INTEGER))
+_FRACTION = GrammarRule((), (".", _DIGIT, _repeated(_DIGIT, DIGITS - 1)))
+_EXPONENT = GrammarRule((), (frozenset("eE"), GrammarRule((), (frozenset("+-"),)), _DIGIT, GrammarRule((), (_DIGIT,))))
+_SPACE = GrammarRule((), (" ",), ("\n", _repeated(" ", INDENTATION)))
+_COLON = GrammarRule((":",), (": ",))
+_STRING = GrammarRule(('"', InString()))
+_SIMPLE: dict[str, GrammarRule] = {
     "string": _STRING,
-    "number": Rule((_SIGNED, _FRACTION, _EXPONENT)),
+    "number": GrammarRule((_SIGNED, _FRACTION, _EXPONENT)),
     "integer": _SIGNED,
-    "boolean": Rule(("true",), ("false",)),
-    "null": Rule(("null",)),
+    "boolean": GrammarRule(("true",), ("false",)),
+    "null": GrammarRule(("null",)),
 }
 
 
-def _list_of(item: Symbol) -> Rule:
-    more = Rule()
+def _list_of(item: Symbol) -> GrammarRule:
+    more = GrammarRule()
     more.alternatives = ((_SPACE, "]"), (",", _SPACE, item, more))
-    return Rule(("[", _SPACE, "]"), ("[", _SPACE, item, more))
+    return GrammarRule(("[", _SPACE, "]"), ("[", _SPACE, item, more))
 
 
-def _object_of(value: Symbol) -> Rule:
-    more = Rule()
+def _object_of(value: Symbol) -> GrammarRule:
+    more = GrammarRule()
     more.alternatives = ((_SPACE, "}"), (",", _SPACE, _STRING, _COLON, value, more))
-    return Rule(("{", _SPACE, "}"), ("{", _SPACE, _STRING, _COLON, value, more))
+    return GrammarRule(("{", _SPACE, "}"), ("{", _SPACE, _STRING, _COLON, value, more))
 
 
-ANY_VALUE = Rule()
+ANY_VALUE = GrammarRule()
 ANY_OBJECT = _object_of(ANY_VALUE)
 ANY_VALUE.alternatives = tuple(
     (symbol,)
@@ -173,7 +173,7 @@ def json_grammar(schema: Mapping[str, Any] | None = None) -> Grammar:
     value = ANY_OBJECT if schema is None else _Schema(schema).value(schema, "")
     if not Grammar(value).begin:
         raise Unsupported("schema: a value was expected, and it refers to itself alone")
-    return Grammar(Rule((_SPACE, value)))
+    return Grammar(GrammarRule((_SPACE, value)))
 
 
 def call_grammar(
@@ -201,7 +201,7 @@ def call_grammar(
             arguments = _Schema(schema, is_strict=name in strict).value(typed, "")
         head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": '
         calls.append((before + head, arguments, "}" + after))
-    return Grammar(Rule(*calls))
+    return Grammar(GrammarRule(*calls))
 
 
 class _Schema:
@@ -214,7 +214,7 @@ class _Schema:
 
     def __init__(self, root: Mapping[str, Any], *, is_strict: bool = True) -> None:
         self._root, self._is_strict = root, is_strict
-        self._references: dict[str, Rule] = {}
+        self._references: dict[str, GrammarRule] = {}
         self._size = self._values = 0
 
     def value(self, schema: Any, path: str) -> Symbol:
@@ -249,7 +249,7 @@ class _Schema:
             raise Unsupported(f"{_at(path, 'type')}: one or more of {', '.join(_OF_TYPE)} was expected")
         self._refuse(keys - {"type"} - set().union(*(_OF_TYPE[name] for name in types)), path)
         readers = {"object": self._object, "array": self._array}
-        return Rule(*((readers[name](schema, path) if name in readers else _SIMPLE[name],) for name in types))
+        return GrammarRule(*((readers[name](schema, path) if name in readers else _SIMPLE[name],) for name in types))
 
     def _refuse(self, keys: set[str], path: str, neighbour: str = "") -> None:
         if keys and self._is_strict:
@@ -266,7 +266,7 @@ class _Schema:
                 target = target.get(part) if isinstance(target, Mapping) else None
             if parts[0] != "#" or target is None:
                 raise Unsupported(f"{_at(path, '$ref')}: nothing in this schema is {name}")
-            self._references[name] = rule = Rule()
+            self._references[name] = rule = GrammarRule()
             rule.alternatives = ((self.value(target, str(name)),),)
         return self._references[name]
 
@@ -287,13 +287,13 @@ class _Schema:
             raise Unsupported(f"{path}: 1 to {MOST_VALUES:,} values of the schema's type were expected")
         # Escaped too: a vocabulary may have some letters in parts alone.
         texts = {json.dumps(value, ensure_ascii=escapes) for value in allowed for escapes in (False, True)}
-        return Rule(*((text,) for text in sorted(texts)))
+        return GrammarRule(*((text,) for text in sorted(texts)))
 
     def _any(self, schema: Mapping[str, Any], path: str, name: str = "anyOf") -> Symbol:
         parts = schema[name]
         if not isinstance(parts, list) or not parts:
             raise Unsupported(f"{_at(path, name)}: a list of schemas was expected")
-        return Rule(*((self.value(part, f"{_at(path, name)}.{number}"),) for number, part in enumerate(parts)))
+        return GrammarRule(*((self.value(part, f"{_at(path, name)}.{number}"),) for number, part in enumerate(parts)))
 
     def _exactly_one(self, schema: Mapping[str, Any], path: str) -> Symbol:
         parts = schema["oneOf"] if isinstance(schema["oneOf"], list) else []
@@ -335,18 +335,18 @@ class _Schema:
                 properties[name] = further
         if not properties:
             if further is False:
-                return Rule(("{", _SPACE, "}"))
+                return GrammarRule(("{", _SPACE, "}"))
             return _object_of(self.value(further, _at(path, "additionalProperties")))
         # From the last property to the first: the rest of the object after a property, and before any.
-        rest = begin = Rule((_SPACE, "}"))
+        rest = begin = GrammarRule((_SPACE, "}"))
         for name, part in reversed(properties.items()):
             names = {json.dumps(name, ensure_ascii=escapes) for escapes in (False, True)}
-            key = Rule(*((text,) for text in sorted(names)))
+            key = GrammarRule(*((text,) for text in sorted(names)))
             pair = (_SPACE, key, _COLON, self.value(part, f"{_at(path, 'properties')}.{name}"), rest)
             optional = () if name in required else (True,)
-            begin = Rule(pair, *((begin,) for _ in optional))
-            rest = Rule((",", *pair), *((rest,) for _ in optional))
-        return Rule(("{", begin))
+            begin = GrammarRule(pair, *((begin,) for _ in optional))
+            rest = GrammarRule((",", *pair), *((rest,) for _ in optional))
+        return GrammarRule(("{", begin))
 
     def _array(self, schema: Mapping[str, Any], path: str) -> Symbol:
         first, item = schema.get("prefixItems", []), schema.get("items", True)
@@ -367,20 +367,20 @@ class _Schema:
             further = self.value(item, _at(path, "items"))
         if most is not None and most < least:
             raise Unsupported(f"{_at(path, 'maxItems')}: at least minItems was expected")
-        end = Rule((_SPACE, "]"))
+        end = GrammarRule((_SPACE, "]"))
         # The rest of the list after each number of items, from the most that are distinguished down to none.
         distinguished = max(least, len(items)) if most is None else most
         rest = end
         if most is None:
-            rest = Rule()
+            rest = GrammarRule()
             rest.alternatives = ((_SPACE, "]"), (",", _SPACE, further, rest))
         for number in range(distinguished - 1, -1, -1):
             value = items[number] if number < len(items) else further
             step = (_SPACE, value, rest) if number == 0 else (",", _SPACE, value, rest)
-            rest = Rule(step, *(((_SPACE, "]"),) if number >= least else ()))
+            rest = GrammarRule(step, *(((_SPACE, "]"),) if number >= least else ()))
         if distinguished == 0 and most is None:
-            rest = Rule((_SPACE, "]"), (_SPACE, further, rest))
-        return Rule(("[", rest))
+            rest = GrammarRule((_SPACE, "]"), (_SPACE, further, rest))
+        return GrammarRule(("[", rest))
 
 
 def _at(path: str, key: str) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corpus.generation.answers import Answer, AnswerStore
-from corpus.generation.endpoint import Endpoint, Failure, Request
+from corpus.generation.answers import AnswerStore, EndpointAnswer
+from corpus.generation.endpoint import Endpoint, EndpointFailure, Request
 from infra.errors import StemmaError, stage_error
 from infra.run import Run
 from training.config import DistillConfig
@@ -57,10 +57,10 @@ async def _ask_teacher(rows: Sequence[Mapping[str, Any]], config: DistillConfig,
     slots = asyncio.Semaphore(config.endpoint.concurrency)
     done, fault_seen = 0, False
 
-    async def ask(row: Mapping[str, Any]) -> Answer | Failure | None:
+    async def ask(row: Mapping[str, Any]) -> EndpointAnswer | EndpointFailure | None:
         nonlocal done, fault_seen
         if (messages := _messages(row)) is None:
-            return Failure("a conversation with calls of tools")
+            return EndpointFailure("a conversation with calls of tools")
         async with slots:
             # Nothing more is sent after a stop; answers that are under way are still received and kept.
             if fault_seen or run.cancelled:
@@ -86,9 +86,9 @@ async def _ask_teacher(rows: Sequence[Mapping[str, Any]], config: DistillConfig,
     faults = Counter[str]()
     kept = []
     for row, reply in zip(rows, replies, strict=True):
-        fault = reply.fault if isinstance(reply, Answer) else "failed"
+        fault = reply.fault if isinstance(reply, EndpointAnswer) else "failed"
         faults[fault] += 1
-        if isinstance(reply, Answer) and not fault:
+        if isinstance(reply, EndpointAnswer) and not fault:
             known = {key: value for key, value in row.items() if key != "tool_calls"}
             kept.append({**known, "response": reply.text.strip()})
     for fault in _FAULTS:

@@ -12,7 +12,7 @@ from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.train_state import TrainState
 from training.guard.corrections import Alarm, Corrections
-from training.guard.judge import Figures, Judge
+from training.guard.judge import Figures, LossJudge
 from training.guard.loss_scale import LossScale
 from training.guard.norms import ActivationNorm, GradientClip
 
@@ -53,7 +53,7 @@ class Guard(Callback):
         scale: LossScale | None = None,
     ) -> None:
         self._model = model if isinstance(model, TellsOfExamples) else None
-        self._judge = Judge(config, self._model.chance_loss if self._model else 0.0)
+        self._judge = LossJudge(config, self._model.chance_loss if self._model else 0.0)
         self._scale = scale
         self._corrections = corrections
         self._clip = clip

@@ -17,7 +17,7 @@ from scipy.stats import t
 
 from training.config.guard import GuardConfig
 from training.guard.corrections import Alarm
-from training.guard.watch import Watch
+from training.guard.watch import LossWatch
 
 # A loss that moves by less than 1 % of itself, an activation norm by less than a tenth, is never a spike.
 _LEAST_LOSS_SPREAD = 0.01
@@ -91,7 +91,7 @@ class _Suspicion(NamedTuple):
     since_start: bool
 
 
-class Judge:
+class LossJudge:
     """Judge of each batch in turn. It never raises, has no effect on the training, and works on any rank.
 
     chance: loss that never counts as a failure, however low it was before: the loss of guessing, for a reward model. A
@@ -101,10 +101,12 @@ class Judge:
     def __init__(self, config: GuardConfig, chance: float = 0.0) -> None:
         self._config = config
         self._chance = chance
-        self._loss = Watch("loss", config.window, config.window_least, _LEAST_LOSS_SPREAD)
+        self._loss = LossWatch("loss", config.window, config.window_least, _LEAST_LOSS_SPREAD)
         self._norms = (
-            Watch("gradient norm", config.window, config.window_least, _LEAST_GRADIENT_SPREAD, logarithmic=True),
-            Watch("activation norm", config.window, config.window_least, _LEAST_ACTIVATION_SPREAD, logarithmic=True),
+            LossWatch("gradient norm", config.window, config.window_least, _LEAST_GRADIENT_SPREAD, logarithmic=True),
+            LossWatch(
+                "activation norm", config.window, config.window_least, _LEAST_ACTIVATION_SPREAD, logarithmic=True
+            ),
         )
         self._start = _Start([])
         self._evidence = 0.0
@@ -153,7 +155,7 @@ class Judge:
         self._see(figures)
         return None
 
-    def _watched(self, figures: Figures) -> list[tuple[Watch, float]]:
+    def _watched(self, figures: Figures) -> list[tuple[LossWatch, float]]:
         values = (figures.loss, figures.gradient, figures.activation)
         watches = (self._loss, *self._norms)
         return [(watch, value) for watch, value in zip(watches, values, strict=True) if value is not None]

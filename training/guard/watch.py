@@ -25,7 +25,7 @@ def spread_of(values: list[float]) -> float:
     return max(deviation, (upper - middle) / _TAIL_Z)
 
 
-class Watch:
+class LossWatch:
     """One figure over a window of healthy batches.
 
     A value is judged by its distance from the median of the `least` values before it, relative to these distances in

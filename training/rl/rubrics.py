@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from corpus.generation.answers import Answer, AnswerStore
-from corpus.generation.endpoint import Endpoint, Failure, Request
+from corpus.generation.answers import AnswerStore, EndpointAnswer
+from corpus.generation.endpoint import Endpoint, EndpointFailure, Request
 from infra.errors import stage_error
 from infra.run import Run
 from training.chat.base import Chat
@@ -37,7 +37,7 @@ _BATCH = 16
 _LONGEST = 4096
 
 
-class Judge(Protocol):
+class CriteriaJudge(Protocol):
     """A judge of answers by single criteria."""
 
     def scores(self, questions: Sequence[str]) -> list[float]:
@@ -49,7 +49,7 @@ class Judge(Protocol):
 class Rubric:
     """The scores of answers by the criteria of a config. Every rank must call `of`, and all get all."""
 
-    def __init__(self, config: RubricConfig, judge: Judge) -> None:
+    def __init__(self, config: RubricConfig, judge: CriteriaJudge) -> None:
         self.config = config
         self._judge = judge
         self._ending = _of_number if config.endpoint is not None else _of_words
@@ -153,9 +153,9 @@ class _EndpointJudge:
         endpoint = Endpoint(self._endpoint, self._sampling, self._answers, "rlhf.rubric.endpoint")
 
         async def score(text: str) -> float:
-            answer: Answer | Failure = await endpoint.ask(Request([{"role": "user", "content": text}]))
+            answer: EndpointAnswer | EndpointFailure = await endpoint.ask(Request([{"role": "user", "content": text}]))
             self._run.stop_if_cancelled()
-            return score_in(answer.text) if isinstance(answer, Answer) and not answer.fault else float("nan")
+            return score_in(answer.text) if isinstance(answer, EndpointAnswer) and not answer.fault else float("nan")
 
         try:
             return list(await asyncio.gather(*map(score, questions)))

@@ -48,7 +48,7 @@ _INSIDE = Path(__file__).with_name("process.py")
 _TRIAL, _TRIAL_S = Path(__file__).with_name("trial.py"), 30.0
 _LONGEST = 4096
 LONGEST_LINE = 1 << 20
-"""Bytes of a line of a `Conversation`."""
+"""Bytes of a line of a `SandboxDialogue`."""
 _UNLIMITED_S = 2**31
 _NETWORK_FILES = tuple(map(Path, ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki")))
 """Needed to look up names of hosts and to check certificates."""
@@ -131,7 +131,7 @@ def run(kind: Kind, program: Path, question: Mapping[str, Any], timeout_s: float
         return SandboxOutcome(_written(read_end), message, ended)
 
 
-class Conversation:
+class SandboxDialogue:
     """A program in a sandbox that reads and writes lines until it is ended: `main(question, answer)` reads from the
     descriptor `question["lines"]` and writes to `answer`. It ends with the thread that started it.
 

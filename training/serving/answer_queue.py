@@ -51,13 +51,13 @@ class AnswerQueue:
 
     def __init__(self, at_once: int = AT_ONCE, waiting: int = WAITING, cache_bytes: int | None = None) -> None:
         self._at_once, self._most, self._cache_bytes = at_once, at_once + waiting, cache_bytes
-        self._unfinished: set[Answer] = set()
+        self._unfinished: set[QueuedAnswer] = set()
         self._kept_places = 0
         self._is_ending = False
         # What the thread shares with the event loop, under the condition's lock.
         self._changed = threading.Condition()
-        self._begun: list[Answer] = []
-        self._stopped: list[Answer] = []
+        self._begun: list[QueuedAnswer] = []
+        self._stopped: list[QueuedAnswer] = []
         self._thread: threading.Thread | None = None
         atexit.register(self._end_process)
 
@@ -68,10 +68,10 @@ class AnswerQueue:
             return lm.positions
         return min(lm.positions, tokens_in_memory(lm.model, self._cache_bytes))
 
-    def begin(self, model_dir: Path, requests: Sequence[AnswerRequest]) -> Answers:
+    def begin(self, model_dir: Path, requests: Sequence[AnswerRequest]) -> QueuedAnswers:
         """Start the answers to one request. Raises Unavailable where too many are in progress."""
         self._check()
-        answers = Answers(model_dir, requests, self)
+        answers = QueuedAnswers(model_dir, requests, self)
         self._unfinished.update(answers.all)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, name="stemma-answers", daemon=True)
@@ -106,7 +106,7 @@ class AnswerQueue:
             self._is_ending = True
             self._changed.notify()
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, answer: QueuedAnswer) -> None:
         """Remove an answer that is complete or cancelled."""
         if answer in self._unfinished:
             self._unfinished.remove(answer)
@@ -134,7 +134,9 @@ class AnswerQueue:
                     answer.hand_over([error])
                 batches.clear()
 
-    def _advance(self, batches: dict[Path, _Batch], begun: Sequence[Answer], stopped: Sequence[Answer]) -> None:
+    def _advance(
+        self, batches: dict[Path, _Batch], begun: Sequence[QueuedAnswer], stopped: Sequence[QueuedAnswer]
+    ) -> None:
         """Add and remove answers, and generate a token of each."""
         for answer in begun:
             if answer.model_dir not in batches:
@@ -175,13 +177,13 @@ class _Batch:
     def __init__(self, model_dir: Path, at_once: int, cache_bytes: int | None) -> None:
         lm = loaded(model_dir)
         self._tokenizer, self._decoder = lm.tokenizer, Decoder(lm.model, at_once, cache_bytes=cache_bytes)
-        self.writings: dict[Answer, Writing] = {}
+        self.writings: dict[QueuedAnswer, Writing] = {}
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: QueuedAnswer) -> None:
         self.writings[answer] = writing = Writing(answer.request, self._tokenizer)
         self._decoder.add(writing)
 
-    def stop(self, answer: Answer) -> None:
+    def stop(self, answer: QueuedAnswer) -> None:
         if (writing := self.writings.pop(answer, None)) is not None:
             self._decoder.remove(writing)
 
@@ -206,12 +208,12 @@ class _Batch:
                 answer.hand_over(pieces)
 
 
-class Answers:
+class QueuedAnswers:
     """The answers to one request, read in the event loop. spoken: the end of each finished answer, by number."""
 
     def __init__(self, model_dir: Path, requests: Sequence[AnswerRequest], queue: AnswerQueue) -> None:
         self.arrived: asyncio.Queue[tuple[int, TextPiece | Spoken] | BaseException] = asyncio.Queue()
-        self.all = [Answer(model_dir, request, number, self, queue) for number, request in enumerate(requests)]
+        self.all = [QueuedAnswer(model_dir, request, number, self, queue) for number, request in enumerate(requests)]
         self.spoken: dict[int, Spoken] = {}
 
     async def pieces(self) -> AsyncIterator[tuple[int, TextPiece | Spoken]]:
@@ -231,11 +233,11 @@ class Answers:
             answer.stop()
 
 
-class Answer:
+class QueuedAnswer:
     """One answer, handed over by the thread to the event loop that asked for it."""
 
     def __init__(
-        self, model_dir: Path, request: AnswerRequest, number: int, answers: Answers, queue: AnswerQueue
+        self, model_dir: Path, request: AnswerRequest, number: int, answers: QueuedAnswers, queue: AnswerQueue
     ) -> None:
         self.model_dir, self.request = model_dir, request
         self._number, self._arrived, self._queue = number, answers.arrived, queue

@@ -32,17 +32,17 @@ from infra.servers.asgi_server import BoundedBody
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import App, Callers, OwnCallersOnly, Receive, Scope, Send
 from training.chat.channels import Reasoning
-from training.chat.tool_calls import AnswerFormat, ToolCall
+from training.chat.tool_calls import AnswerFormat, ParsedToolCall
 from training.generation.answer_text import AnswerRequest, PlacedToken, Spoken, TextPiece
 from training.generation.constraint import Constraint, Vocabulary
 from training.generation.session import loaded
-from training.serving.answer_queue import AnswerQueue, Answers, Unavailable
+from training.serving.answer_queue import AnswerQueue, QueuedAnswers, Unavailable
 from training.serving.requests import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    Prompt,
     Refused,
+    RequestPrompt,
     read,
     served_name,
 )
@@ -181,7 +181,7 @@ class _Server:
         finally:
             answers.stop()
 
-    def _prompts(self, query: GenerationRequest, name: str) -> list[Prompt]:
+    def _prompts(self, query: GenerationRequest, name: str) -> list[RequestPrompt]:
         """The request's prompts. Raises Refused where one leaves the model no room for an answer."""
         tokenizer, positions = self._encoders[name], self._positions[name]
         with self._encoding:
@@ -227,7 +227,7 @@ class _Choices:
     def __init__(
         self,
         asked: GenerationRequest,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[RequestPrompt],
         positions: int,
         name: str,
         shape: Shape,
@@ -251,7 +251,9 @@ class _Choices:
         ]
         self._readers = [answer_format.reader(names) if answer_format else None for _ in self.requests]
 
-    def _request(self, prompt: Prompt, positions: int, seed: int, number: int, shown: frozenset[int]) -> AnswerRequest:
+    def _request(
+        self, prompt: RequestPrompt, positions: int, seed: int, number: int, shown: frozenset[int]
+    ) -> AnswerRequest:
         asked, room = self._asked, positions - len(prompt.ids)
         options = SamplingOptions(
             max_new_tokens=room if asked.most_tokens is None else min(room, asked.most_tokens),
@@ -272,7 +274,7 @@ class _Choices:
         """Return True if a call of a function follows `calls` earlier ones of the same choice."""
         return not calls or getattr(self._asked, "parallel_tool_calls", True)
 
-    async def whole(self, answers: Answers) -> dict[str, Any]:
+    async def whole(self, answers: QueuedAnswers) -> dict[str, Any]:
         texts = {number: [self._echo(number)] for number in range(len(self.requests))}
         tokens: dict[int, list[PlacedToken]] = {number: [] for number in texts}
         calls: dict[int, list[dict[str, Any]]] = {number: [] for number in texts}
@@ -298,7 +300,7 @@ class _Choices:
         ]
         return {**self._head, "choices": choices, "usage": self._usage(answers)}
 
-    async def events(self, answers: Answers) -> AsyncIterator[str]:
+    async def events(self, answers: QueuedAnswers) -> AsyncIterator[str]:
         """Server-sent events: a chunk for each piece, one for each choice with the reason why it ended, [DONE]."""
         options = self._asked.stream_options
         with_usage = options is not None and options.include_usage
@@ -337,7 +339,7 @@ class _Choices:
             yield f"data: {json.dumps({'error': _error(error)})}\n\n"
         yield "data: [DONE]\n\n"
 
-    def _parts(self, number: int, piece: TextPiece | Spoken) -> Iterator[str | Reasoning | ToolCall]:
+    def _parts(self, number: int, piece: TextPiece | Spoken) -> Iterator[str | Reasoning | ParsedToolCall]:
         """The texts, reasoning and calls that a piece of a choice, or its end, makes certain."""
         reader = self._readers[number]
         if isinstance(piece, Spoken):
@@ -373,7 +375,7 @@ class _Choices:
             return None
         return self._shape.logprobs(tokens, self._texts)
 
-    def _usage(self, answers: Answers) -> dict[str, int]:
+    def _usage(self, answers: QueuedAnswers) -> dict[str, int]:
         usage = {
             "prompt_tokens": sum(len(prompt.ids) for prompt in self._prompts),
             "completion_tokens": sum(spoken.tokens for spoken in answers.spoken.values()),
@@ -384,7 +386,7 @@ class _Choices:
 class _Streamed(StreamingResponse):
     """A streamed answer, which ends with its client."""
 
-    def __init__(self, answers: Answers, events: AsyncIterator[str]) -> None:
+    def __init__(self, answers: QueuedAnswers, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream")
         self._answers = answers
 

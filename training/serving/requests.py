@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RequestPrompt:
     """The prompt of an answer.
 
     Args:
@@ -148,7 +148,7 @@ class GenerationRequest(_Keys, ABC):
         return False
 
     @abstractmethod
-    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[RequestPrompt]:
         """The prompts of the request. Raises StageError where the model cannot read them."""
 
 
@@ -339,7 +339,7 @@ class ChatRequest(GenerationRequest):
             return frozenset((self.tool_choice.function.name,))
         return frozenset(tool.function.name for tool in self.tools if self.tool_choice != "none")
 
-    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[RequestPrompt]:
         tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
         has_channels = bool(channel_marks(tokenizer))
         messages = [message.for_template(has_channels=has_channels) for message in self.messages]
@@ -350,7 +350,7 @@ class ChatRequest(GenerationRequest):
         except StageError:
             message = "reasoning_effort: null was expected, the model's chat template does not read it"
             raise Refused(400, message, "invalid_value", "reasoning_effort") from None
-        return [Prompt(*chat_prompt(tokenizer, messages, shown, {**effort, **self.chat_template_kwargs}))]
+        return [RequestPrompt(*chat_prompt(tokenizer, messages, shown, {**effort, **self.chat_template_kwargs}))]
 
 
 class CompletionRequest(GenerationRequest):
@@ -380,18 +380,18 @@ class CompletionRequest(GenerationRequest):
     def echoes(self) -> bool:
         return self.echo
 
-    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    def prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[RequestPrompt]:
         return [self._prompt(tokenizer, given) for given in self.prompt]
 
-    def _prompt(self, tokenizer: PreTrainedTokenizerBase, given: str | list[int]) -> Prompt:
+    def _prompt(self, tokenizer: PreTrainedTokenizerBase, given: str | list[int]) -> RequestPrompt:
         if isinstance(given, str):
             ids, stop_ids = text_prompt(tokenizer, given)
-            return Prompt(ids, stop_ids, given, len(text_prompt(tokenizer, "")[0]))
+            return RequestPrompt(ids, stop_ids, given, len(text_prompt(tokenizer, "")[0]))
         wrong = next((token for token in given if not 0 <= token < len(tokenizer)), None)
         if wrong is not None:
             message = f"prompt: token ids from 0 to {len(tokenizer) - 1} were expected, not {wrong}"
             raise Refused(400, message, "invalid_token_id", "prompt")
-        return Prompt(given, text_prompt(tokenizer, "")[1])
+        return RequestPrompt(given, text_prompt(tokenizer, "")[1])
 
 
 Kind = TypeVar("Kind", bound=GenerationRequest)

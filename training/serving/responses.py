@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from training.chat.tool_calls import ToolCall
+from training.chat.tool_calls import ParsedToolCall
 from training.generation.answer_text import PlacedToken
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -32,7 +32,7 @@ class TokenTexts:
         return self._known[token]
 
 
-def as_call(call: ToolCall) -> dict[str, Any]:
+def as_call(call: ParsedToolCall) -> dict[str, Any]:
     """Return a call for a message. Its id has the nine letters and digits that Mistral's chat templates expect."""
     name = "".join(secrets.choice(ascii_letters + digits) for _ in range(9))
     return {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -23,16 +23,17 @@ _LEAST = 2
 """Minimum number of tokens of a document that can be an example: one that is read, one that follows."""
 
 
-class Text(Conversation):
+class TextExample(Conversation):
     """The beginning of a document, as if all but its first token were a response."""
 
 
 def as_long_as_the_others(examples: Sequence[Conversation]) -> list[Conversation]:
     """Return the examples of a batch with text cut to the longest conversation: otherwise all would be padded to its
     length."""
-    longest = max((len(one.ids) for one in examples if not isinstance(one, Text)), default=None)
+    longest = max((len(one.ids) for one in examples if not isinstance(one, TextExample)), default=None)
     return [
-        Text(one.prompt, one.response[: longest and longest - 1]) if isinstance(one, Text) else one for one in examples
+        TextExample(one.prompt, one.response[: longest and longest - 1]) if isinstance(one, TextExample) else one
+        for one in examples
     ]
 
 
@@ -47,7 +48,7 @@ class TextBeside:
 
     def __init__(
         self,
-        texts: Sequence[Text],
+        texts: Sequence[TextExample],
         batch: Callable[[Sequence[Conversation]], dict[str, Tensor]],
         weight: Callable[[Mapping[str, Tensor]], int],
         seed: int,
@@ -62,7 +63,7 @@ class TextBeside:
         rows, width = minibatch["ids"].shape
         random = np.random.default_rng([self._seed, round_number, number])
         chosen = [self._texts[place] for place in random.integers(len(self._texts), size=rows)]
-        text = self._batch([Text(one.prompt, one.response[: width - 1]) for one in chosen])
+        text = self._batch([TextExample(one.prompt, one.response[: width - 1]) for one in chosen])
         unit = self._weight(minibatch) / max(1, int((text["labels"] != IGNORE).sum()))
         return {
             "text_ids": text["input_ids"],
@@ -88,7 +89,7 @@ def text_examples(
     sources: Sequence[str] = (),
     key: str = "",
     tokenizer: Any = None,
-) -> list[Text]:
+) -> list[TextExample]:
     """Return beginnings of `count` documents of the training split, each of at most `longest` tokens: the loss is on
     every token but the first, as in pretraining. Every rank must call, and gets the same.
 
@@ -103,7 +104,7 @@ def text_examples(
     wanted = _numbers(text.meta, sources, key)
     begin = text.meta.get("begin_of_text_id")  # an example begins with it where every document does
     random = np.random.default_rng(seed)
-    examples: list[Text] = []
+    examples: list[TextExample] = []
     with text:
         sequences = text.in_order(text.train)
         while len(examples) < count:
@@ -118,7 +119,7 @@ def text_examples(
                     pieces = [piece for piece, is_wanted in zip(pieces, of_source, strict=True) if is_wanted]
                 if documents := [piece for piece in pieces if len(piece) >= _LEAST]:
                     ids = documents[random.integers(len(documents))][:longest].tolist()
-                    examples.append(Text(ids[:1], ids[1:]))
+                    examples.append(TextExample(ids[:1], ids[1:]))
                 if len(examples) == count:
                     break
             if len(examples) == before:

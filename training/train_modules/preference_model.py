@@ -21,7 +21,7 @@ from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.measuring import measuring
 from training.core.train_state import Batch, TokenCount, Trainable, TrainState
-from training.data.preferences import Pair
+from training.data.preferences import PreferencePair
 from training.train_modules.language_model import LanguageModel
 from training.train_modules.preference_losses import dpo, ipo, kto, kto_kl, orpo
 
@@ -33,8 +33,8 @@ class Example:
     """A pair by its number in the file, and for KTO its prompt with the two answers of a pair of another prompt."""
 
     number: int
-    pair: Pair
-    mismatched: Pair | None = None
+    pair: PreferencePair
+    mismatched: PreferencePair | None = None
 
     def conversations(self) -> list[Conversation]:
         """The chosen and the rejected one, then the mismatched ones."""

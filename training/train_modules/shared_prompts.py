@@ -38,7 +38,7 @@ _PADDING = -1
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedPrompts:
     """Sequences in rows that hold each shared beginning once.
 
     ids, positions (R, W); groups (R, W): the group that a token is of, -1 for padding; branches (R, W): the sequence of
@@ -66,7 +66,7 @@ class Shared:
         return seen[:, None]
 
 
-def share(ids: Tensor, lengths: Tensor) -> Shared | None:
+def share(ids: Tensor, lengths: Tensor) -> SharedPrompts | None:
     """Lay out sequences ids (B, T) of `lengths (B,)` tokens, padded on the right, with their shared beginnings once;
     return None where that saves too little."""
     sizes = lengths.tolist()
@@ -92,7 +92,7 @@ def share(ids: Tensor, lengths: Tensor) -> Shared | None:
                 for member in members if branch == _SHARED else [one]:
                     places[member, begin:end] = torch.arange(row * width + at, row * width + at + end - begin)
                 at += end - begin
-    return Shared(*(one.to(ids.device) for one in (laid, positions, of_group, branches, places)))
+    return SharedPrompts(*(one.to(ids.device) for one in (laid, positions, of_group, branches, places)))
 
 
 def hidden_states(

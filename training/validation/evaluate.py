@@ -143,7 +143,7 @@ class Validation(Callback):
         self._run.metrics(values, batch)
 
 
-class Watch(Callback):
+class InLoopEvaluation(Callback):
     """Records the metrics that `measure` returns on held-out examples every `every` batches, and after the last one.
 
     last: batches of the whole training.

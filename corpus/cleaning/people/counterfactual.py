@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from corpus.cleaning.config import CounterfactualConfig
-from corpus.cleaning.rules import Broken, Rule, changed, draw
+from corpus.cleaning.rules import Broken, CleaningRule, changed, draw
 from corpus.documents.parts import Document
 
 _PAIRS = Path(__file__).parents[1] / "data" / "counterfactual_pairs.tsv"
@@ -217,7 +217,7 @@ class Balance:
     """Drawn documents with identity terms get a counterfactual; `counts` has how many."""
 
     name = "counterfactual"
-    rules: Sequence[Rule] = ()
+    rules: Sequence[CleaningRule] = ()
 
     def __init__(self, config: CounterfactualConfig) -> None:
         self.counts: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from corpus.cleaning.config import NeutralConfig
 from corpus.cleaning.people.counterfactual import replace_words
-from corpus.cleaning.rules import Broken, Rule, changed, draw
+from corpus.cleaning.rules import Broken, CleaningRule, changed, draw
 from corpus.documents.parts import Document
 from infra.errors import stage_error
 
@@ -24,7 +24,7 @@ class Neutral:
     """Drawn documents are rewritten; `counts` has how many changed."""
 
     name = "neutral"
-    rules: Sequence[Rule] = ()
+    rules: Sequence[CleaningRule] = ()
 
     def __init__(self, config: NeutralConfig) -> None:
         """Raise StageError `bad_words` naming the line that is no pair."""

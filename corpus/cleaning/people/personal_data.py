@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from corpus.cleaning.config import PersonalDataConfig, PersonalDataKind
-from corpus.cleaning.rules import STEMMA, Broken, Rule, changed
+from corpus.cleaning.rules import STEMMA, Broken, CleaningRule, changed
 from corpus.documents.parts import Document
 
 # What every match of a pattern contains → the pattern: most texts contain none of these, and are done.
@@ -334,8 +334,8 @@ class Masking:
         self._config = config
         self._kinds: dict[str, PersonalDataKind] = {kind: getattr(config, kind) for kind in KINDS}
         self._wanted = frozenset(kind for kind, handled in self._kinds.items() if handled.action != "keep")
-        self.rules: Sequence[Rule] = [
-            Rule(f"personal_data.{kind}", STEMMA, high=0)
+        self.rules: Sequence[CleaningRule] = [
+            CleaningRule(f"personal_data.{kind}", STEMMA, high=0)
             for kind, handled in self._kinds.items()
             if handled.action == "drop"
         ]

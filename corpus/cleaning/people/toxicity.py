@@ -9,7 +9,7 @@ import numpy as np
 
 from corpus.cleaning.config import ToxicityFilterConfig
 from corpus.cleaning.people.toxicity_scorers import ClassifierScorer, ProfanityScorer, Scorer
-from corpus.cleaning.rules import Broken, Rule
+from corpus.cleaning.rules import Broken, CleaningRule
 from corpus.documents.parts import Document
 
 
@@ -22,8 +22,8 @@ class Toxicity:
         self.counts: Counter[str] = Counter()
         self._window = config.window_characters
         self._scorer: Scorer = ClassifierScorer(config.model, config.label) if config.model else ProfanityScorer()
-        self._rule = Rule("toxicity.max_score", self._scorer.name, high=config.max_score)
-        self.rules: Sequence[Rule] = [self._rule]
+        self._rule = CleaningRule("toxicity.max_score", self._scorer.name, high=config.max_score)
+        self.rules: Sequence[CleaningRule] = [self._rule]
 
     def __call__(self, documents: Sequence[Document]) -> list[Document | Broken]:
         windows = [self._windows(document.text) for document in documents]

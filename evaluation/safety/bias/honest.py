@@ -27,7 +27,7 @@ _NUMBERS = ("singular", "plural")
 
 
 @dataclass(frozen=True)
-class Template:
+class HonestTemplate:
     """A sentence that ends with a gap. text: text before the gap. group: e.g. `female`, `queer_gender`."""
 
     text: str
@@ -35,7 +35,7 @@ class Template:
     group: str
 
 
-def read_honest(path: Path) -> list[Template]:
+def read_honest(path: Path) -> list[HonestTemplate]:
     """Read a `*_template.tsv` of github.com/MilaNLProc/honest.
 
     The group is its column `category`, or `mf` in older files. Raises StageError naming the line that is not a
@@ -49,7 +49,7 @@ def read_honest(path: Path) -> list[Template]:
         groups = [name for name in names if name and name not in _NUMBERS]
         if not gap or not text.strip() or not row.get("identity") or not groups:
             raise bad_set(f"{path}:{number}", f"expected template_masked with {MASK}, identity and category")
-        templates.append(Template(text.strip(), row["identity"], groups[0]))
+        templates.append(HonestTemplate(text.strip(), row["identity"], groups[0]))
     if not templates:
         raise bad_set(path, "expected at least one template, found none")
     return templates
@@ -71,7 +71,7 @@ def read_hurtlex(path: Path) -> dict[str, str]:
     return categories
 
 
-def complete(lm: LoadedModel, templates: Sequence[Template], top_k: int, run: Run) -> list[list[str]]:
+def complete(lm: LoadedModel, templates: Sequence[HonestTemplate], top_k: int, run: Run) -> list[list[str]]:
     """Return the `top_k` completions of each template, one word each.
 
     A masked model fills the gap with its likeliest tokens. A causal one reads the text before the gap: the completions
@@ -129,7 +129,7 @@ def word_beginnings(tokenizer: PreTrainedTokenizerBase) -> Tensor:
 
 
 def honest(
-    templates: Sequence[Template],
+    templates: Sequence[HonestTemplate],
     completions: Sequence[Sequence[str]],
     lexicon: Mapping[str, str],
     confidence: float,

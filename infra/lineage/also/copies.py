@@ -18,7 +18,7 @@ from typing import Any
 
 from infra.errors import Problem
 from infra.io.json import read_own_json
-from infra.lineage.also.trackers import TRACKERS, Build, End, Tracker, Value, flat_settings
+from infra.lineage.also.trackers import TRACKERS, End, TrackedBuild, Tracker, Value, flat_settings
 from infra.lineage.ledger import DeliveredRun, Ledger
 from infra.lineage.messages import Message, StageFinished, StageStarted
 from infra.lineage.relay_lock import lineage_folder
@@ -91,12 +91,12 @@ class Copies:
             log.warning("no copy of build %s for other trackers: %s", build_id, error)
 
 
-def _build_of(run: DeliveredRun, offline: bool) -> Build:
+def _build_of(run: DeliveredRun, offline: bool) -> TrackedBuild:
     about = run.about
     tags = {key: str(about.get(key, "")) for key in ("fingerprint", "commit", "lock", "device", "host")}
     inputs = {f"input.{given['name']}": f"{given['stage']}/{given['fingerprint']}" for given in about.get("inputs", ())}
     settings: Mapping[str, Any] = about.get("config", {})
-    return Build(
+    return TrackedBuild(
         run.build_id,
         run.parent_id,
         str(about["pipeline"]),
@@ -118,13 +118,15 @@ class _Worker:
     def __init__(self, name: str, root: Path) -> None:
         self._name = name
         self._folder = lineage_folder(root)
-        self._waiting: queue.SimpleQueue[tuple[Build, Callable[[Tracker], None], bool] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[TrackedBuild, Callable[[Tracker], None], bool] | None] = (
+            queue.SimpleQueue()
+        )
         self._open: dict[str, Tracker] = {}
         self._failed: set[str] = set()
         self._thread = threading.Thread(target=self._work, name=f"copies-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, build: Build, action: Callable[[Tracker], None], ends: bool) -> None:
+    def put(self, build: TrackedBuild, action: Callable[[Tracker], None], ends: bool) -> None:
         self._waiting.put((build, action, ends))
 
     def close(self) -> None:
@@ -148,13 +150,13 @@ class _Worker:
             except BaseException as error:  # trackers raise SystemExit and worse
                 self._fail(build, error)
 
-    def _fine(self, build: Build) -> None:
+    def _fine(self, build: TrackedBuild) -> None:
         path = self._folder / _PROBLEM.format(self._name)
         with suppress(FileNotFoundError, ValueError):
             if read_own_json(path)["run"] != build.run_id:
                 path.unlink()
 
-    def _fail(self, build: Build, error: BaseException) -> None:
+    def _fail(self, build: TrackedBuild, error: BaseException) -> None:
         self._failed.add(build.run_id)
         self._open = {id: tracker for id, tracker in self._open.items() if id != build.id}
         reason = " ".join(str(error).split()) or type(error).__name__

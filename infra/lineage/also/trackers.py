@@ -20,7 +20,7 @@ WANDB_HOST = "api.wandb.ai"
 
 
 @dataclass(frozen=True)
-class Build:
+class TrackedBuild:
     """One build of a stage. settings: flat; offline: no connection to a service."""
 
     id: str
@@ -56,7 +56,7 @@ class Tracker(ABC):
     """One build in a tracker. Constructed again for a build that goes on, it continues the same run."""
 
     @abstractmethod
-    def __init__(self, build: Build, folder: Path) -> None:
+    def __init__(self, build: TrackedBuild, folder: Path) -> None:
         """Begin or continue the run. folder: where the tracker keeps what it writes, in the store."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Tracker(ABC):
 class Wandb(Tracker):
     """A W&B run. Steps are a separate metric, since W&B drops points of a step before its last one."""
 
-    def __init__(self, build: Build, folder: Path) -> None:
+    def __init__(self, build: TrackedBuild, folder: Path) -> None:
         # Its own errors are not reported to its makers; the relay's standard streams stay the relay's.
         os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", "WANDB_CONSOLE": "off"}
         wandb: Any = importlib.import_module("wandb")
@@ -103,7 +103,7 @@ class Wandb(Tracker):
 class Trackio(Tracker):
     """A Trackio run, in a database below the store unless TRACKIO_DIR names another place."""
 
-    def __init__(self, build: Build, folder: Path) -> None:
+    def __init__(self, build: TrackedBuild, folder: Path) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(folder))
         trackio: Any = importlib.import_module("trackio")
         self._run = trackio.init(
@@ -130,7 +130,7 @@ class Trackio(Tracker):
 class TensorBoard(Tracker):
     """Event files, by the writer of the tensorboard package, which needs neither TensorFlow nor torch."""
 
-    def __init__(self, build: Build, folder: Path) -> None:
+    def __init__(self, build: TrackedBuild, folder: Path) -> None:
         event_file_writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")

@@ -14,7 +14,7 @@ import yaml
 
 from corpus.decontaminate.config import DecontaminateConfig
 from corpus.decontaminate.index import make_index
-from corpus.decontaminate.items import Answer, Item
+from corpus.decontaminate.items import Item, ItemAnswer
 from corpus.decontaminate.stage import decontaminate
 from corpus.documents.parts import DocumentWriter, make_document, read_documents
 from evaluation.benchmark_text import benchmark_text
@@ -281,7 +281,7 @@ def test_the_index_does_not_depend_on_which_items_are_hashed_together(monkeypatc
             str(number),
             generator.sample(sentences, 2),
             generator.sample(sentences, 3),
-            [Answer(words[number % 9], generator.choice(sentences), 5)],
+            [ItemAnswer(words[number % 9], generator.choice(sentences), 5)],
         )
         for number in range(40)
     ]

@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from corpus.documents.parts import DocumentWriter, is_heldout, link_parts, make_document, read_documents
 from corpus.documents.sources import SourceCounts, SourceFacts, read_sources, write_sources
-from corpus.generation.answers import Answer, AnswerStore
+from corpus.generation.answers import AnswerStore, EndpointAnswer
 from corpus.generation.config import EndpointConfig, GenerateConfig, GenerateInstructionsConfig, SamplingConfig
-from corpus.generation.endpoint import Endpoint, Failure, Request
+from corpus.generation.endpoint import Endpoint, EndpointFailure, Request
 from corpus.generation.instructions import generate_instructions, pairs_in
 from corpus.generation.prompts import pieces_of
 from corpus.generation.stage import generate
@@ -162,7 +162,7 @@ def test_an_overloaded_endpoint_is_asked_again_after_the_pause_that_it_asks_for(
     ]
     clock = Clock()
     with endpoint(lambda _, number: replies[number]) as (url, calls):
-        assert answers_of(url, tmp_path, clock=clock) == [Answer("Here.", "stop", "scripted-1", 11, 7)]
+        assert answers_of(url, tmp_path, clock=clock) == [EndpointAnswer("Here.", "stop", "scripted-1", 11, 7)]
     assert len(calls.bodies) == 6
     assert clock.pauses[0] == 7.0 and 500 < clock.pauses[1] <= 600
     assert [2 <= clock.pauses[2] <= 4, 4 <= clock.pauses[3] <= 8, 8 <= clock.pauses[4] <= 16] == [True] * 3
@@ -218,8 +218,8 @@ def test_a_refused_document_and_one_that_hangs_are_failures_of_their_own(tmp_pat
     with endpoint(reply) as (url, calls):
         refused, hung = answers_of(url, tmp_path, 2, timeout_s=0.3, attempts=2)
         free.set()
-    assert refused == Failure("HTTP 400: too long for the model")
-    assert hung == Failure("no whole answer within 0.3 s, 2 times")
+    assert refused == EndpointFailure("HTTP 400: too long for the model")
+    assert hung == EndpointFailure("no whole answer within 0.3 s, 2 times")
     assert len(calls.bodies) == 3, "what is refused is not sent again"
 
 

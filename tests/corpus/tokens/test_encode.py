@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import (
 )
 
 from corpus.documents.parts import read_documents
-from corpus.tokens.chunks import Table
+from corpus.tokens.chunks import ChunkTable
 from corpus.tokens.cutting import EXPRESSIONS, cutting_of
 from corpus.tokens.encode import PartlyPlain, PlainEncoder, TableEncoder, encoder_of, load_tokenizer
 
@@ -193,7 +193,7 @@ def test_a_table_that_is_full_is_begun_anew(model, documents):
     texts = [document.text for document in read_documents(documents)]
     long = " ".join(map(str, range(1000)))
     texts.insert(len(texts) // 2, long)
-    encoder = TableEncoder(PlainEncoder(model, CLOSING), cutting_of(model), Table(size=512))
+    encoder = TableEncoder(PlainEncoder(model, CLOSING), cutting_of(model), ChunkTable(size=512))
     assert ids_of(encoder, texts) == expected(model, texts)
 
 

@@ -22,7 +22,7 @@ from evaluation.safety.bias.files import (
     read_winobias,
     read_winogender,
 )
-from evaluation.safety.bias.honest import Template, honest, read_honest, read_hurtlex
+from evaluation.safety.bias.honest import HonestTemplate, honest, read_honest, read_hurtlex
 from evaluation.safety.bias.metrics import bias_score, corrected, paired_gap, stereoset_scores
 from infra.errors import StageError
 from infra.run import Run
@@ -248,7 +248,8 @@ def test_winogenders_figures_by_hand() -> None:
 def test_honest_by_hand() -> None:
     """Of two women's and two men's templates with four completions each, 3 + 2 and 1 + 0 are hurtful."""
     templates = [
-        Template(f"{who} is", who, group) for group, who in (("f", "she"), ("f", "aunt"), ("m", "he"), ("m", "son"))
+        HonestTemplate(f"{who} is", who, group)
+        for group, who in (("f", "she"), ("f", "aunt"), ("m", "he"), ("m", "son"))
     ]
     said = [["Rat", "pig", "cook", "rát"], ["pig", "rat", "x", ""], ["a", "rat", "b", "c"], ["a", "b", "c", "d"]]
     rows = honest(templates, said, {"rat": "an", "pig": "ps"}, 0.95, 17)
@@ -259,7 +260,7 @@ def test_honest_by_hand() -> None:
     gap = found["overall", "f_less_m"]
     # Identities have 3/4 and 2/4, 1/4 and 0: of the six ways to deal them out two are as far apart.
     assert gap["value"] == 0.5 and gap["p_value"] == pytest.approx(2 / 6, abs=1e-6)
-    three = [*templates, Template("they are", "they", "n"), Template("xe is", "xe", "n")]
+    three = [*templates, HonestTemplate("they are", "they", "n"), HonestTemplate("xe is", "xe", "n")]
     more = honest(three, [*said, ["rat"] * 4, ["rat"] * 4], {"rat": "an"}, 0.95, 17)
     others = {row["category"]: row["value"] for row in more if row["metric"] == "less_others"}
     assert others == {"f": pytest.approx(3 / 8 - 9 / 16, abs=1e-6), "m": pytest.approx(1 / 8 - 11 / 16), "n": 0.75}
@@ -273,7 +274,7 @@ def test_honests_completions_are_the_likeliest_words_of_the_model(model_dir: Pat
     from evaluation.safety.bias.honest import complete
 
     lm = load_model(model_dir, run)
-    (words,) = complete(lm, [Template("The old friend worked as a", "friend", "x")], 4, run)
+    (words,) = complete(lm, [HonestTemplate("The old friend worked as a", "friend", "x")], 4, run)
     ids = [lm.start_token, *lm.tokenizer.encode("The old friend worked as a")]
     logits = lm.model(input_ids=torch.tensor([ids])).logits[0, -1]
     order = [int(token) for token in logits.argsort(descending=True)]

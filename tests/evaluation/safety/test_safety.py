@@ -79,7 +79,7 @@ def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path)
 def test_held_out_text_is_scored_in_pieces_as_long_as_a_continuation(
     model_dir: Path, shards: Path, tmp_path: Path
 ) -> None:
-    from evaluation.safety.packed_documents import Split
+    from evaluation.safety.packed_documents import PackedDocuments
     from evaluation.safety.toxicity import toxicity_of_text
 
     class Remembers:
@@ -96,7 +96,11 @@ def test_held_out_text_is_scored_in_pieces_as_long_as_a_continuation(
     config = ToxicityConfig(samples_per_prompt=3, max_new_tokens=8, limit=60)
     found = toxicity_of_text(lm, config, scorer, shards, run, seed=1, confidence=0.95)
     assert found is not None
-    long = [tokens for tokens, _ in Split(shards / "validation", tmp_path).read(np.arange(24)) if len(tokens) == 40]
+    long = [
+        tokens
+        for tokens, _ in PackedDocuments(shards / "validation", tmp_path).read(np.arange(24))
+        if len(tokens) == 40
+    ]
     assert len(long) == 18 and found["prompts"] == 6, "text for six groups of three, whatever the number of prompts"
     assert sorted(scorer.texts) == sorted(lm.tokenizer.decode(tokens[8:16].tolist()) for tokens in long)
     assert found["expected_max_toxicity"]["value"] == 1 and found["toxic_continuations"]["value"] == pytest.approx(

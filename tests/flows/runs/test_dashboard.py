@@ -23,7 +23,7 @@ from flows.dashboard.run_view import RunView
 from flows.dashboard.server import app
 from flows.pipeline import pipeline
 from flows.planning.picture import drawing_of
-from flows.runs.journal import PICTURE, RunJournal, StageRow
+from flows.runs.journal import PICTURE, JournalRow, RunJournal
 from infra.errors import ConfigError
 from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import OwnCallersOnly
@@ -101,9 +101,9 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     nodes = graph(load(write_config(tmp_path / "config.yaml", full_config())))
     (journal.folder / PICTURE).write_text(json.dumps(drawing_of(nodes).as_json()))
     for name in ("ingest", "pretrain", "sft"):
-        journal.row(StageRow(name, "waiting"))
-    journal.row(StageRow("ingest", "built", seconds=61.0, headline="7 documents"))
-    journal.row(StageRow("pretrain", "running"))
+        journal.row(JournalRow(name, "waiting"))
+    journal.row(JournalRow("ingest", "built", seconds=61.0, headline="7 documents"))
+    journal.row(JournalRow("pretrain", "running"))
     journal.message("pretrain", {"kind": "progress", "done": 30, "total": 120, "unit": "batches", "note": ""})
     path = root / ".work" / "pretrain" / "abc" / "scratch" / "journal.jsonl"
     write_metrics(path, [3.0, 2.5, 2.25], node="pretrain")
@@ -134,7 +134,7 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     with open(path, "a", encoding="utf8") as file:
         file.write(json.dumps({"kind": "rewind", "time": 2.0, "place": 0, "step": 1}) + "\n")
         file.write(json.dumps({"kind": "metric", "time": 2.0, "step": 2, "values": {"train/loss": 1.5}}) + "\n")
-    journal.row(StageRow("ingest", "failed", headline=HOSTILE))
+    journal.row(JournalRow("ingest", "failed", headline=HOSTILE))
     view.follow()
     assert ("pretrain: loss", "1.500") in view.figures()
     assert HOSTILE not in str(view.picture()) and "failed: &lt;img" in str(view.picture())
@@ -166,7 +166,7 @@ def test_a_finished_run_and_its_files(store: Path) -> None:
 def test_text_of_a_run_stays_text(store: Path) -> None:
     journal = RunJournal(store / "runs", "20261128-000000-000000-bbbbbb")
     journal.begin(pipeline=HOSTILE, config=HOSTILE)
-    journal.row(StageRow("clean", "failed", headline=HOSTILE))
+    journal.row(JournalRow("clean", "failed", headline=HOSTILE))
     journal.message(HOSTILE, {"kind": "event", "message": HOSTILE, "name": HOSTILE})
     pages = client(store)
     for text in (pages.get("/").text, pages.get(f"/run/{journal.run_id}").text):
@@ -292,7 +292,7 @@ def test_home_names_what_needs_a_person(tmp_path: Path) -> None:
         journal = RunJournal(root / "runs", f"20261128-00000{number}-000000-aaaaaa")
         journal.begin(pipeline=f"pipeline-{status}", config="c.yaml")
         folder = root / "pretrain" / (f"{number}" * 16)
-        journal.row(StageRow("pretrain", "built", seconds=61.0, path=str(folder)))
+        journal.row(JournalRow("pretrain", "built", seconds=61.0, path=str(folder)))
         if status == "done":
             write_times(folder, 100.0, usd_per_hour=36.0)
         message = {"kind": "event", "time": 1.0, "name": "correction", "message": f"{HOSTILE} went back"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import flows.runs.journal
 import infra.ledger.attempts
 import infra.ledger.record
-from flows.runs.journal import RunJournal, StageRow
+from flows.runs.journal import JournalRow, RunJournal
 from flows.runs.ledger import read_ledger, total, write_ledger
 from infra.ledger.record import TIMES, TimeRecord
 from tests.infra.ledger.fake_time import FakeTime
@@ -91,13 +91,13 @@ def simulate_run(clock: FakeTime, root: Path, run_id: str, draw: Any, killed_in:
     journal.begin(pipeline="demo")
     clock.pass_time(draw(waits))
     for stage in ("clean", "shard"):
-        journal.row(StageRow(stage, "waiting"))
+        journal.row(JournalRow(stage, "waiting"))
     for stage in ("clean", "shard"):
         work = root / ".work" / stage / "f"
         if (root / stage / "f").exists():
             continue
         clock.pass_time(draw(waits))
-        journal.row(StageRow(stage, "running"))
+        journal.row(JournalRow(stage, "running"))
         lease_s, queue_s = draw(waits), draw(waits)
         clock.pass_time(lease_s + queue_s)
         work.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def simulate_run(clock: FakeTime, root: Path, run_id: str, draw: Any, killed_in:
                 clock.pass_time(draw(waits))
         (root / stage / "f").mkdir(parents=True)
         shutil.rmtree(work)
-        journal.row(StageRow(stage, "built"))
+        journal.row(JournalRow(stage, "built"))
     clock.pass_time(draw(waits))
     journal.end({"status": "done", "stages": []})
 

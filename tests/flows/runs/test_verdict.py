@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.deployment.start import exit_code
-from flows.runs.journal import HAS_ARTIFACT, StageRow, Status
+from flows.runs.journal import HAS_ARTIFACT, JournalRow, Status
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
 from tasks.processes.failures import failure_of
@@ -51,7 +51,7 @@ EXCEPTIONS = st.sampled_from(
 def test_done_means_that_every_stage_has_its_artifact(
     statuses: dict[str, Status], errors: dict[str, StemmaError], edges: dict[str, set[str]], stopped: bool
 ) -> None:
-    rows = {name: StageRow(name, status) for name, status in statuses.items()}
+    rows = {name: JournalRow(name, status) for name, status in statuses.items()}
     upstream = {name: sorted(up for up in ups if up < name) for name, ups in edges.items()}
     status, problems = verdict(rows, errors, upstream, stopped)
     document = {"status": status, "errors": [problem.as_json() for problem in problems]}

@@ -15,7 +15,7 @@ import pytest
 
 from infra.lineage.ledger import mlflow_run_id
 from infra.lineage.messages import (
-    Input,
+    InputMessage,
     Message,
     MetricsFile,
     Output,
@@ -103,7 +103,7 @@ class Story:
                 "bbbb",
                 BEGIN + 3,
                 config={"model": {"width": 256, "layers": None}, "notes": "x" * 7000},
-                inputs=(Input("shards", "shard", digest("a"), "aaaa"),),
+                inputs=(InputMessage("shards", "shard", digest("a"), "aaaa"),),
                 commit="c0ffee",
                 dirty=True,
                 lock="10cc",
@@ -133,7 +133,7 @@ class Story:
                 "safety",
                 "cccc",
                 BEGIN + 60,
-                inputs=(Input("model", "pretrain", digest("b"), "bbbb"),),
+                inputs=(InputMessage("model", "pretrain", digest("b"), "bbbb"),),
             ),
             StageFinished("e", "FAILED", BEGIN + 61, error="the disk is full"),
             StageReused("p", "tokenizer", "dddd", digest("d"), "s", BEGIN + 1),

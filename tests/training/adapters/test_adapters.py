@@ -19,7 +19,7 @@ from tests.training.alignment.test_trl import CHOSEN, CPU, PROMPTS, REJECTED, SI
 from training.chat.base import Chat
 from training.checkpoint.export import copy_beside
 from training.config import LoraConfig, PreferenceTuningConfig, RlhfConfig
-from training.data.preferences import Pair
+from training.data.preferences import PreferencePair
 from training.model.models import load
 from training.model.new_tokens import forget_untrained
 from training.preference_tuning import measure_trained, preference_tuning
@@ -92,7 +92,7 @@ def test_dpo_beside_adapters_is_trl_s_with_peft(base_dir: Path, tmp_path: Path, 
         for name, weight in learning.items():
             pairs_of[name].copy_(weight)
     sides = (chat.conversations(PROMPTS, answers) for answers in (CHOSEN, REJECTED))
-    pairs = [Pair(*both) for both in zip(*sides, strict=True)]
+    pairs = [PreferencePair(*both) for both in zip(*sides, strict=True)]
     ids, attention, completion = _padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], chat)
     inputs = {"input_ids": ids, "attention_mask": attention, "completion_mask": completion}
     expected = trainer._compute_loss(trainer.model, inputs, False)

@@ -43,7 +43,7 @@ from training.rl.verify import Rule
 from training.rlhf import rlhf
 from training.sft import sft
 from training.train_modules.language_model import LanguageModel
-from training.train_modules.mixed_text import Text, TextBeside, loss_of_text
+from training.train_modules.mixed_text import TextBeside, TextExample, loss_of_text
 from training.train_modules.scorer import load_scorer
 from training.trainer.profiling import SUMMARY, TABLE, TRACE
 
@@ -545,7 +545,7 @@ def test_a_run_that_is_told_to_stop_while_answers_are_written_keeps_them_in_a_ch
 
 def test_parts_of_a_minibatch_come_to_the_loss_of_all_its_text(base_dir: Path) -> None:
     model = LanguageModel(load(base_dir), prepare(LaunchConfig()))
-    texts = [Text([5 + n], list(range(6, 9 + 3 * n))) for n in range(4)]
+    texts = [TextExample([5 + n], list(range(6, 9 + 3 * n))) for n in range(4)]
     answers = {"ids": torch.zeros(4, 12), "mask": (torch.arange(5) < torch.tensor([[1], [2], [3], [5]])).float()}
     chat = Chat.load(base_dir)
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from training.chat.base import Chat, Conversation, pad
 from training.config import DistillConfig, PreferenceTuningConfig, RlhfConfig
 from training.core.hardware import Hardware
-from training.data.preferences import Pair, Preferred, Ranking, ranking_batch
+from training.data.preferences import PreferencePair, Preferred, Ranking, ranking_batch
 from training.generation.completions import AnswerBatch, Completions
 from training.model.loss import IGNORE
 from training.model.models import load
@@ -55,9 +55,9 @@ def policy(base_dir: Path) -> PreTrainedModel:
 
 
 @pytest.fixture
-def pairs(chat: Chat) -> list[Pair]:
+def pairs(chat: Chat) -> list[PreferencePair]:
     sides = (chat.conversations(PROMPTS, answers) for answers in (CHOSEN, REJECTED))
-    return [Pair(*both) for both in zip(*sides, strict=True)]
+    return [PreferencePair(*both) for both in zip(*sides, strict=True)]
 
 
 def _moved(network: PreTrainedModel, seed: int, by: float = 0.1) -> PreTrainedModel:
@@ -171,7 +171,7 @@ def test_neftune_is_transformers(policy: PreTrainedModel, chat: Chat) -> None:
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo"])
 def test_dpo_and_ipo_are_trl_s(
-    loss: str, policy: PreTrainedModel, pairs: list[Pair], chat: Chat, base_dir: Path, tmp_path: Path
+    loss: str, policy: PreTrainedModel, pairs: list[PreferencePair], chat: Chat, base_dir: Path, tmp_path: Path
 ) -> None:
     reference, copied = _moved(load(base_dir).eval(), 8), copy.deepcopy(policy)
     kind = {"dpo": "sigmoid", "ipo": "ipo"}[loss]
@@ -184,14 +184,18 @@ def test_dpo_and_ipo_are_trl_s(
     _same(ours, theirs, policy, copied)
 
 
-def test_kto_is_trl_s(policy: PreTrainedModel, pairs: list[Pair], chat: Chat, base_dir: Path, tmp_path: Path) -> None:
+def test_kto_is_trl_s(
+    policy: PreTrainedModel, pairs: list[PreferencePair], chat: Chat, base_dir: Path, tmp_path: Path
+) -> None:
     """The answers to other prompts, by which KTO judges, are the same on both sides, and their KL is not zero."""
     reference, copied = _moved(_moved(load(base_dir).eval(), 8), 9), copy.deepcopy(policy)
     weights = {"desirable_weight": 1.2, "undesirable_weight": 0.7}
     trainer = _trainer("KTO", copied, copy.deepcopy(reference), chat, tmp_path, beta=0.05, **weights)
     mixed = []
     for one, other in zip(pairs, [*pairs[1:], pairs[0]], strict=True):
-        mixed.append(Pair(*(Conversation(one.chosen.prompt, each.response) for each in (other.chosen, other.rejected))))
+        mixed.append(
+            PreferencePair(*(Conversation(one.chosen.prompt, each.response) for each in (other.chosen, other.rejected)))
+        )
     rows = [[*(one.chosen for one in part), *(one.rejected for one in part)] for part in (pairs, mixed)]
     inputs: dict[str, Tensor] = {"label": torch.tensor([True] * 3 + [False] * 3)}
     for prefix, talks in zip(("", "KL_"), rows, strict=True):
@@ -205,7 +209,7 @@ def test_kto_is_trl_s(policy: PreTrainedModel, pairs: list[Pair], chat: Chat, ba
 
 
 def test_orpo_is_trl_s_odds_ratio_beside_the_loss_of_instruction_tuning(
-    policy: PreTrainedModel, pairs: list[Pair], chat: Chat
+    policy: PreTrainedModel, pairs: list[PreferencePair], chat: Chat
 ) -> None:
     """trl has its first part over the prompt too; ours, as the paper's, is over the answer (its mean by answer)."""
     from trl.experimental.orpo import ORPOTrainer
@@ -225,7 +229,9 @@ def test_orpo_is_trl_s_odds_ratio_beside_the_loss_of_instruction_tuning(
     _same(ours, (tuning - odds).mean(), policy, copied)
 
 
-def test_sft_and_its_gradients_are_those_of_trl_s_batch(policy: PreTrainedModel, pairs: list[Pair], chat: Chat) -> None:
+def test_sft_and_its_gradients_are_those_of_trl_s_batch(
+    policy: PreTrainedModel, pairs: list[PreferencePair], chat: Chat
+) -> None:
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
     copied, model = copy.deepcopy(policy), LanguageModel(policy, CPU)
@@ -293,7 +299,7 @@ def test_the_teacher_s_likeliest_tokens_alone_are_learnt(policy: PreTrainedModel
     assert loss == pytest.approx((kept * (np.log(kept) - logprobs)).sum(1).mean(), rel=1e-4)
 
 
-def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[Pair], chat: Chat) -> None:
+def test_the_reward_model_s_gradients_are_trl_s(base_dir: Path, pairs: list[PreferencePair], chat: Chat) -> None:
     from trl import RewardTrainer
 
     scorer = load_scorer(base_dir, CPU, seed=3)

@@ -19,7 +19,7 @@ from training.core.hardware import prepare
 from training.generation.completions import AnswerBatch
 from training.rl.environments import episodes as playing
 from training.rl.environments.episodes import Episodes, own_tasks
-from training.rl.environments.pool import Failure
+from training.rl.environments.pool import EpisodeFailure
 
 STEMMA = "stemma"
 TOOL = {
@@ -76,7 +76,7 @@ class Talkative:
             case "step":
                 self._steps += 1
                 if (chance := draw.random()) < 0.1 or self._steps == 1:
-                    return Failure("died", "its process ended")
+                    return EpisodeFailure("died", "its process ended")
                 role = "tool" if request["calls"] else "user"
                 messages = [{"role": role, "content": words(draw, self._chat)} for _ in request["calls"] or "1"]
                 return {"messages": messages, "done": chance < 0.2, "reward": 1.0, "accepted": None}

@@ -15,7 +15,7 @@ from infra.errors import StageError
 from training.config.alignment.environment import EnvironmentConfig
 from training.rl.environments.calculator import Calculator, evaluate
 from training.rl.environments.maze import Maze
-from training.rl.environments.pool import EnvironmentPool, Failure
+from training.rl.environments.pool import EnvironmentPool, EpisodeFailure
 from training.rl.environments.protocol import Reply, ToolCall
 from training.rl.environments.search import Search
 from training.sandbox.runner import find
@@ -94,11 +94,11 @@ def test_code_reads_which_tests_fail_and_corrects_itself() -> None:
     with pool("code") as opened:
         opened.ask([(0, {"do": "open", "task": TESTED, "seed": 0})], 0)
         (failed,) = opened.ask([(0, step("def double(x): return 4"))], 0)
-        assert not isinstance(failed, Failure) and "Hidden tests fail" in failed["messages"][0]["content"]
+        assert not isinstance(failed, EpisodeFailure) and "Hidden tests fail" in failed["messages"][0]["content"]
         (failed,) = opened.ask([(0, step("```python\ndef double(x): return 3\n```"))], 0)
-        assert not isinstance(failed, Failure) and "assert double(2) == 4" in failed["messages"][0]["content"]
+        assert not isinstance(failed, EpisodeFailure) and "assert double(2) == 4" in failed["messages"][0]["content"]
         (done,) = opened.ask([(0, step("def double(x): return 2 * x"))], 0)
-        assert not isinstance(done, Failure) and done["reward"] == 1 and done["accepted"]
+        assert not isinstance(done, EpisodeFailure) and done["reward"] == 1 and done["accepted"]
 
 
 def test_an_environment_is_held_to_its_limits_and_replaced(tmp_path: Path) -> None:
@@ -111,13 +111,15 @@ def test_an_environment_is_held_to_its_limits_and_replaced(tmp_path: Path) -> No
             with pool(UNRULY, options={"secret": option}) as opened:
                 opened.ask([(0, {"do": "open", "task": {"number": 7}, "seed": 0})], 0)
                 (reply,) = opened.ask([(0, step(text))], 0)
-                assert not isinstance(reply, Failure) and reply["messages"][0]["content"] == f"7: {expected}"
+                assert not isinstance(reply, EpisodeFailure) and reply["messages"][0]["content"] == f"7: {expected}"
     with pool(UNRULY, files=[str(secret)], options={"secret": str(secret)}, timeout_s=5, memory_mb=256) as opened:
         opened.ask([(n, {"do": "open", "task": {"number": n}, "seed": 0}) for n in range(6)], 0)
         opened.ask([(n, step("first")) for n in range(6)], 0)
         texts = ["read", "raise", "exit", "memory", "sleep", "last"]
         replies = opened.ask([(n, step(text)) for n, text in enumerate(texts)], 9)
-        kinds = [reply.kind if isinstance(reply, Failure) else reply["messages"][0]["content"] for reply in replies]
+        kinds = [
+            reply.kind if isinstance(reply, EpisodeFailure) else reply["messages"][0]["content"] for reply in replies
+        ]
         assert kinds[0] == "0: first mine" and kinds[5] == "5: first last", "others go on where they were"
         assert kinds[1] == "error" and "out of order" in str(replies[1])
         assert kinds[2] == "died" and kinds[3] in ("died", "error") and kinds[4] == "timeout"

@@ -13,7 +13,7 @@ from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from corpus.validate import validate
-from evaluation.safety.packed_documents import Split
+from evaluation.safety.packed_documents import PackedDocuments
 from flows.config.read import parse
 from infra.errors import ConfigError, StageError
 from infra.io.json import read_own_json
@@ -72,7 +72,7 @@ def test_documents_end_and_begin_as_the_model_has_read_them(
     opening = None if begin is None else tokenizer.convert_tokens_to_ids(begin)
     meta = read_own_json(shards / "meta.json")
     assert meta["end_of_text_id"] == closing and meta.get("begin_of_text_id") == opening
-    split = Split(shards / "train", tmp_path / "work")
+    split = PackedDocuments(shards / "train", tmp_path / "work")
     read = list(split.read(np.arange(len(split))))
     stream = np.concatenate([tokens for tokens, _ in read]).tolist()
     if not settings and family != "llama3-instruct":

@@ -21,8 +21,8 @@ from training.config import AsyncConfig, RlhfConfig
 from training.config.alignment import samplers_problem
 from training.rl.rollouts.correction import importance
 from training.rl.rollouts.pool import SamplerPool
-from training.rl.rollouts.processes import Questions, SamplerDied, SamplerHandle
-from training.rl.rollouts.schedule import Part, PartAnswers, Schedule
+from training.rl.rollouts.processes import PartPrompts, SamplerDied, SamplerHandle
+from training.rl.rollouts.schedule import PartAnswers, RolloutSchedule, RoundPart
 
 ROUNDS = 6
 RLHF: dict[str, Any] = {
@@ -31,7 +31,7 @@ RLHF: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _answers(part: Part, count: int = 4) -> PartAnswers:
+def _answers(part: RoundPart, count: int = 4) -> PartAnswers:
     """Answers whose tokens name their part and the weights that wrote them."""
     ids = [[part.number, part.version]] * count
     return PartAnswers(part.number, ids, [[part.version] * 2] * count, [[-1.0, -2.0]] * count, 0.5)
@@ -46,7 +46,7 @@ def test_no_order_of_arrival_breaks_the_bound_and_the_fixed_order_depends_on_non
     config = AsyncConfig.model_validate({"max_staleness": staleness, "parts": parts, "order": order})
     for seed in range(20):
         chance = random.Random(seed)
-        schedule, busy, kept = Schedule(config, ROUNDS), list[Part](), set[int]()
+        schedule, busy, kept = RolloutSchedule(config, ROUNDS), list[RoundPart](), set[int]()
         for number in range(ROUNDS):
             schedule.update(number)
             kept = (kept | {number}) & schedule.needed()
@@ -68,14 +68,14 @@ def test_no_order_of_arrival_breaks_the_bound_and_the_fixed_order_depends_on_non
                 assert {answers.oldest for answers in taken} == {max(0, number - staleness)}
             if chance.random() < 0.5:  # killed: what was in progress is lost, and weights that are not needed too
                 saved, kept = schedule.state(), kept & schedule.needed()
-                schedule, busy = Schedule(config, ROUNDS), []
+                schedule, busy = RolloutSchedule(config, ROUNDS), []
                 assert schedule.load_state(saved)
         assert schedule.next() is None or order == "free"
         assert not schedule.dropped or order == "free"
 
 
 def test_answers_of_a_slow_sampler_are_dropped_and_counted_and_nobody_waits_for_them() -> None:
-    schedule = Schedule(AsyncConfig.model_validate({"max_staleness": 1, "order": "free"}), ROUNDS)
+    schedule = RolloutSchedule(AsyncConfig.model_validate({"max_staleness": 1, "order": "free"}), ROUNDS)
     schedule.update(0)
     slow, quick = schedule.next(), schedule.next()
     assert slow is not None and quick is not None and slow.version == quick.version == 0
@@ -94,13 +94,13 @@ def test_answers_of_a_slow_sampler_are_dropped_and_counted_and_nobody_waits_for_
 
 
 def test_a_state_of_other_settings_is_left_alone() -> None:
-    schedule = Schedule(AsyncConfig(max_staleness=1), ROUNDS)
+    schedule = RolloutSchedule(AsyncConfig(max_staleness=1), ROUNDS)
     schedule.update(0)
-    other = Schedule(AsyncConfig(max_staleness=2), ROUNDS)
+    other = RolloutSchedule(AsyncConfig(max_staleness=2), ROUNDS)
     assert not other.load_state(schedule.state())
     other.update(4)  # it begins there, whatever came before
     part = other.next()
-    assert part == Part(4, 4)
+    assert part == RoundPart(4, 4)
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence", "none"])
@@ -131,11 +131,11 @@ class Fake:
 
     def __init__(self, deaths: int = 0) -> None:
         self.deaths = deaths
-        self.asked: list[Part] = []
+        self.asked: list[RoundPart] = []
         self.restarts = 0
         self.held: threading.Event | None = None
 
-    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+    def answer(self, part: RoundPart, questions: PartPrompts, weights: Path) -> PartAnswers:
         assert weights.exists() and questions.first == part.number
         self.asked.append(part)
         if self.held is not None:
@@ -161,7 +161,7 @@ def _pool(run: Run, fakes: Sequence[SamplerHandle], **settings: Any) -> Iterator
         return fakes
 
     pool = SamplerPool(
-        config, run, lambda: {"weight": torch.zeros(2)}, lambda number: Questions([], number, 0), samplers
+        config, run, lambda: {"weight": torch.zeros(2)}, lambda number: PartPrompts([], number, 0), samplers
     )
     try:
         yield pool
@@ -179,7 +179,7 @@ def test_a_sampler_that_dies_is_replaced_and_counted_and_its_answers_are_written
     with _pool(run, [fake], max_staleness=1) as pool:
         assert [_used(pool, number) for number in range(ROUNDS)] == [[number] for number in range(ROUNDS)]
         assert pool.figures()["samplers_replaced"] == fake.restarts == 2
-    assert fake.asked[:3] == [Part(0, 0)] * 3
+    assert fake.asked[:3] == [RoundPart(0, 0)] * 3
     assert sum("sampler 0 died (SIGKILL) and is replaced" in message for message in journal.events()) == 2
     assert not list(run.work_dir.rglob("*.safetensors")), "weights are left behind"
     with _pool(run, [Fake(deaths=9)], max_staleness=1) as pool, pytest.raises(StageError, match="4 samplers died"):

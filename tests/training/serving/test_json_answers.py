@@ -17,7 +17,7 @@ from tests.support.chat_templates import tokenizer_in
 from tests.support.open_models import tokenizer_of
 from tests.training.serving.test_openai_protocol import ask, chat, chunks, running
 from tests.training.serving.test_tool_calls import ASKED, HERMES, TOOLS, parrot
-from training.chat.tool_calls import AnswerFormat, CallReader, ToolCall
+from training.chat.tool_calls import AnswerFormat, CallReader, ParsedToolCall
 from training.generation.constraint import ConstrainedText, Constraint, Vocabulary
 from training.generation.json_grammar import Unsupported, call_grammar, json_grammar
 from training.serving import app
@@ -176,7 +176,7 @@ def test_a_call_is_written_in_a_form_that_its_reader_knows(family: str, tmp_path
             continue
         reader = CallReader(functions)
         (call,) = [*reader.add(text), *reader.end()]
-        assert isinstance(call, ToolCall)
+        assert isinstance(call, ParsedToolCall)
         called.add(call.name)
         if call.name == "weather":
             assert json.loads(call.arguments)["city"] in ("Rome", "Bonn")

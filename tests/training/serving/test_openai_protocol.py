@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from evaluation.generation.decoding import CACHE_BYTES, tokens_in_memory
-from evaluation.generation.token_choice import Answer, SamplingOptions, TokenBias, choose_tokens
+from evaluation.generation.token_choice import ChosenAnswer, SamplingOptions, TokenBias, choose_tokens
 from infra.errors import ConfigError, StageError
 from infra.servers.api_keys import RateLimit, api_keys
 from infra.servers.asgi_server import Server
@@ -326,7 +326,10 @@ def test_top_p_draws_from_the_likeliest_alone() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
     def drawn(top_p: float) -> set[int]:
-        return {choose_tokens(logits, [Answer([0], SamplingOptions(1, top_p=top_p, seed=n))])[0].id for n in range(200)}
+        return {
+            choose_tokens(logits, [ChosenAnswer([0], SamplingOptions(1, top_p=top_p, seed=n))])[0].id
+            for n in range(200)
+        }
 
     assert [drawn(top_p) for top_p in (0, 0.5, 0.6, 0.9, 1)] == [{0}, {0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}]
 
@@ -339,7 +342,7 @@ def test_penalties_and_bias_change_the_choice_of_their_answer_alone() -> None:
         SamplingOptions(9, temperature=0, frequency_penalty=0.15),
         SamplingOptions(9, temperature=0, bias=TokenBias({(2,): 100.0})),
     ]
-    answers = [Answer([3], one) for one in options]
+    answers = [ChosenAnswer([3], one) for one in options]
     for _ in range(4):
         for answer, token in zip(answers, choose_tokens(logits, answers), strict=True):
             answer.take(token)

@@ -15,14 +15,14 @@ from infra.servers.settings import Settings
 from tests.support.chat_templates import tokenizer_in
 from tests.training.serving.test_openai_protocol import ask, chat, chunks, running
 from training.chat.channels import Reasoning
-from training.chat.tool_calls import CallReader, ChannelCallReader, ToolCall
+from training.chat.tool_calls import CallReader, ChannelCallReader, ParsedToolCall
 from training.generation.session import answer, chat_prompt
 from training.serving import app
 
-WEATHER = ToolCall("weather", '{"city": "Rome"}')
-TIME = ToolCall("time", "{}")
+WEATHER = ParsedToolCall("weather", '{"city": "Rome"}')
+TIME = ParsedToolCall("time", "{}")
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-CASES: dict[str, tuple[str, list[str | ToolCall]]] = {
+CASES: dict[str, tuple[str, list[str | ParsedToolCall]]] = {
     "Hermes": (f"Let me see.\n{HERMES}", ["Let me see.", WEATHER]),
     "two": (f'{HERMES}\n<tool_call>{{"name": "time", "arguments": {{}}}}</tool_call>', [WEATHER, TIME]),
     "without its end": (HERMES.removesuffix("</tool_call>"), [WEATHER]),
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, list[str | ToolCall]]] = {
     "Mistral's newer": ('[TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]time{}', [WEATHER, TIME]),
     "arguments as text": ('{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}', [WEATHER]),
     "braces in a text": (
-        '{"name": "weather", "arguments": {"city": "a } \\" b"}}', [ToolCall("weather", '{"city": "a } \\" b"}')],
+        '{"name": "weather", "arguments": {"city": "a } \\" b"}}', [ParsedToolCall("weather", '{"city": "a } \\" b"}')],
     ),
     "another function": ('{"name": "erase", "parameters": {}}', ['{"name": "erase", "parameters": {}}']),
     "another in Hermes": ('<tool_call>{"name": "erase"}</tool_call>', ['<tool_call>{"name": "erase"}</tool_call>']),
@@ -52,11 +52,11 @@ CASES: dict[str, tuple[str, list[str | ToolCall]]] = {
 def test_calls_are_read_however_the_text_comes(name: str, size: int) -> None:
     text, expected = CASES[name]
     reader = CallReader({"weather", "time"})
-    found: list[str | ToolCall] = []
+    found: list[str | ParsedToolCall] = []
     for start in range(0, len(text), size):
         found += reader.add(text[start : start + size])
     found += reader.end()
-    joined: list[str | ToolCall] = []
+    joined: list[str | ParsedToolCall] = []
     for part in found:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
             joined[-1] += part
@@ -68,7 +68,7 @@ def test_calls_are_read_however_the_text_comes(name: str, size: int) -> None:
 THOUGHT = "<|channel|>analysis<|message|>Rome? <b>.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Sunny."
 CALLING = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
-IN_CHANNELS: dict[str, tuple[str, list[str | Reasoning | ToolCall]]] = {
+IN_CHANNELS: dict[str, tuple[str, list[str | Reasoning | ParsedToolCall]]] = {
     "thought and answer": (f"{THOUGHT}{FINAL}", [Reasoning("Rome? <b>."), "Sunny."]),
     "answer alone": ("<|channel|>final<|message|>Sunny.", ["Sunny."]),
     "thought alone": ("<|channel|>analysis<|message|>Rome", [Reasoning("Rome")]),
@@ -96,7 +96,7 @@ IN_CHANNELS: dict[str, tuple[str, list[str | Reasoning | ToolCall]]] = {
 def test_channels_are_read_however_the_text_comes(name: str, size: int) -> None:
     text, expected = IN_CHANNELS[name]
     reader = ChannelCallReader({"weather", "time"})
-    joined: list[str | Reasoning | ToolCall] = []
+    joined: list[str | Reasoning | ParsedToolCall] = []
     parts = [part for start in range(0, len(text), size) for part in reader.add(text[start : start + size])]
     for part in [*parts, *reader.end()]:
         last = joined[-1] if joined else None

@@ -26,9 +26,9 @@ from training.core.callbacks import Callback
 from training.core.train_state import TrainState
 from training.guard.callback import noise_of_mean
 from training.guard.corrections import Alarm, Corrections
-from training.guard.judge import Figures, Judge
+from training.guard.judge import Figures, LossJudge
 from training.guard.loss_scale import LossScale
-from training.guard.watch import Watch, spread_of
+from training.guard.watch import LossWatch, spread_of
 from training.pretrain import pretrain
 from training.rlhf import rlhf
 from training.trainer import fit as fit_module
@@ -148,7 +148,7 @@ def test_the_spread_is_scipy_s_mad_where_the_upper_tail_is_light() -> None:
 
 def test_noise_is_usual_and_a_spike_is_not() -> None:
     random = np.random.default_rng(4)
-    watch = Watch("loss", window=100, least=20, least_spread=0.01)
+    watch = LossWatch("loss", window=100, least=20, least_spread=0.01)
     falls = [3 + 2 * math.exp(-step / 50) + random.normal(0, 0.05) for step in range(400)]
     for value in falls:
         assert watch.z(value) < 6
@@ -215,7 +215,7 @@ def test_small_batches_with_heavy_tails_are_not_called_ill(kind: str, size: int)
     Bounds on recorded losses: benchmarks/training/bench_guard.py.
     """
     for seed in range(15):
-        judge, told = Judge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)
+        judge, told = LossJudge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)
         assert [judge.look(batch, told.figures(batch)) for batch in range(150)] == [None] * 150
 
 
@@ -224,7 +224,7 @@ def test_small_batches_with_heavy_tails_are_not_called_ill(kind: str, size: int)
 @pytest.mark.parametrize(("from_batch", "within"), [(6, 30), (60, 30)], ids=["at the start", "later"])
 def test_what_falls_apart_is_seen_at_small_batches_too(kind: str, size: int, from_batch: int, within: int) -> None:
     for seed in range(10):
-        judge, told = Judge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)
+        judge, told = LossJudge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)
         for batch in range(from_batch):
             assert judge.look(batch, told.figures(batch)) is None
         found = [
@@ -235,7 +235,7 @@ def test_what_falls_apart_is_seen_at_small_batches_too(kind: str, size: int, fro
 
 def test_what_was_lost_slowly_goes_back_to_where_the_loss_was_that_of_the_start() -> None:
     """SFT of a good model, whose loss climbs from 2 to 7 within the batches from which the window is made."""
-    judge, random = Judge(GuardConfig()), np.random.default_rng(5)
+    judge, random = LossJudge(GuardConfig()), np.random.default_rng(5)
     for batch in range(300):
         level = 2.0 + 5.0 * min(1.0, max(0, batch - 8) / 30)
         alarm = judge.look(batch, Figures(level + random.normal(0, 0.05), 0.05, 32))
@@ -247,7 +247,7 @@ def test_what_was_lost_slowly_goes_back_to_where_the_loss_was_that_of_the_start(
 
 
 def test_a_loss_of_a_reward_model_that_is_no_worse_than_guessing_is_no_alarm() -> None:
-    judge = Judge(GuardConfig(), math.log(2))
+    judge = LossJudge(GuardConfig(), math.log(2))
     for batch in range(100):
         loss = 0.01 if batch < 50 else 0.8
         assert judge.look(batch, Figures(loss, 0.001, 32)) is None
@@ -255,7 +255,7 @@ def test_a_loss_of_a_reward_model_that_is_no_worse_than_guessing_is_no_alarm() -
 
 def test_a_norm_far_above_the_usual_counts_beside_a_loss_that_rises() -> None:
     def alarm(loss: float, gradient: float) -> Alarm | None:
-        judge, random = Judge(GuardConfig()), np.random.default_rng(6)
+        judge, random = LossJudge(GuardConfig()), np.random.default_rng(6)
         for batch in range(60):
             noise = random.normal(0, 0.05, 2)
             assert judge.look(batch, Figures(3.0 + noise[0], 0.05, 32, math.exp(noise[1]))) is None

@@ -30,14 +30,14 @@ from infra.io.json import parse_json
 from training.chat.base import Chat
 from training.chat.channels import Reasoning
 from training.chat.model_template import call_id
-from training.chat.tool_calls import AnswerFormat, ToolCall
+from training.chat.tool_calls import AnswerFormat, ParsedToolCall
 from training.config import RlhfConfig
 from training.config.alignment.environment import EnvironmentConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText
 from training.generation.completions import Completions, Episode
-from training.rl.environments.pool import NOT_SENT, EnvironmentPool, Failure, Reply, Request
+from training.rl.environments.pool import NOT_SENT, EnvironmentPool, EpisodeFailure, Reply, Request
 from training.rl.prompts import Prompt
 
 ATTEMPTS = 3
@@ -101,13 +101,13 @@ class Episodes:
         rows = list(range(len(prompts)))[ranks.own_part(len(prompts))]
         allowed = int(self._environment.max_dropped * len(prompts))
         played: dict[int, Playing] = {}
-        failures: dict[int, list[Failure]] = {row: [] for row in rows}
+        failures: dict[int, list[EpisodeFailure]] = {row: [] for row in rows}
         for attempt in range(ATTEMPTS):
             waiting = [row for row in rows if row not in played]
             if not waiting or sum(map(len, failures.values())) > allowed:
                 break
             for row, result in self._played(policy, waiting, prompts, [seed, attempt], allowed).items():
-                if isinstance(result, Failure):
+                if isinstance(result, EpisodeFailure):
                     failures[row].append(result)
                 else:
                     played[row] = result
@@ -120,17 +120,17 @@ class Episodes:
 
     def _played(
         self, policy: PreTrainedModel, rows: Sequence[int], prompts: Sequence[Prompt], seed: Sequence[int], allowed: int
-    ) -> dict[int, Playing | Failure]:
+    ) -> dict[int, Playing | EpisodeFailure]:
         """Play these rows' episodes."""
         # 1. Open.
-        results: dict[int, Playing | Failure] = {}
+        results: dict[int, Playing | EpisodeFailure] = {}
         numbers = {row: self._next + row for row in rows}
         self._next += len(prompts)
         requests = [{"do": "open", "task": task_of(prompts[row]), "seed": seed_of(prompts[row])} for row in rows]
         live: list[Playing] = []
         for row, reply in zip(rows, self._replies(numbers, rows, requests, allowed), strict=True):
-            opened = reply if isinstance(reply, Failure) else self._opened(row, reply)
-            if isinstance(opened, Failure):
+            opened = reply if isinstance(reply, EpisodeFailure) else self._opened(row, reply)
+            if isinstance(opened, EpisodeFailure):
                 results[row] = opened
                 self._pool.drop(numbers[row])
             else:
@@ -149,7 +149,7 @@ class Episodes:
             ]
             replies = self._replies(numbers, [episode.row for episode in going], requests, allowed)
             for episode, reply in zip(going, replies, strict=True):
-                if isinstance(reply, Failure):
+                if isinstance(reply, EpisodeFailure):
                     results[episode.row] = reply
                 else:
                     self._replied(episode, reply, calls[episode.row][1])
@@ -158,7 +158,7 @@ class Episodes:
         ended = [episode for episode in everyone if episode.ended != "done" and episode.row not in results]
         replies = self._replies(numbers, [episode.row for episode in ended], [{"do": "end"}] * len(ended), allowed)
         for episode, reply in zip(ended, replies, strict=True):
-            if isinstance(reply, Failure):
+            if isinstance(reply, EpisodeFailure):
                 results[episode.row] = reply
             else:
                 episode.reward, episode.accepted = float(reply["reward"]), reply["accepted"]
@@ -166,11 +166,11 @@ class Episodes:
 
     def _replies(
         self, numbers: Mapping[int, int], rows: Sequence[int], requests: Sequence[Request], allowed: int
-    ) -> list[Reply | Failure]:
+    ) -> list[Reply | EpisodeFailure]:
         numbered = [(numbers[row], request) for row, request in zip(rows, requests, strict=True)]
         return self._pool.ask(numbered, allowed)
 
-    def _opened(self, row: int, reply: Reply) -> Playing | Failure:
+    def _opened(self, row: int, reply: Reply) -> Playing | EpisodeFailure:
         """Return an episode with its prompt."""
         messages, tools, chat = reply["messages"], reply["tools"], self._chat
         if tools and not chat.shows_tools and self._environment.show_tools:
@@ -180,12 +180,12 @@ class Episodes:
         longest = self._config.max_prompt_tokens
         if len(prompt) > longest:
             message = f"its opening has {len(prompt)} tokens, more than the {longest} of max_prompt_tokens"
-            return Failure("prompt", message)
+            return EpisodeFailure("prompt", message)
         return Playing(row, list(prompt), [dict(message) for message in messages], tools)
 
     def _answered(
         self, policy: PreTrainedModel, live: Sequence[Playing], seed: int
-    ) -> dict[int, tuple[str, list[ToolCall]]]:
+    ) -> dict[int, tuple[str, list[ParsedToolCall]]]:
         """Sample an answer in each episode, and return its text and its calls by row."""
         config, chat = self._config, self._chat
         rooms = [min(config.answer_max_tokens, self._environment.max_tokens - len(episode.ids)) for episode in live]
@@ -202,7 +202,7 @@ class Episodes:
             )
         finally:
             policy.train(was_training)
-        read: dict[int, tuple[str, list[ToolCall]]] = {}
+        read: dict[int, tuple[str, list[ParsedToolCall]]] = {}
         for episode, answer, room in zip(live, answers, rooms, strict=True):
             ids = answer[:room]
             episode.answer(ids)
@@ -217,7 +217,7 @@ class Episodes:
                 episode.ended = "tokens" if len(ids) == room < config.answer_max_tokens else "unfinished"
         return read
 
-    def read(self, ids: Sequence[int], tools: Sequence[Any]) -> tuple[str, list[ToolCall]]:
+    def read(self, ids: Sequence[int], tools: Sequence[Any]) -> tuple[str, list[ParsedToolCall]]:
         """Return the text of a sampled answer, without its reasoning, and its tool calls."""
         names = [str(described["function"]["name"]) for described in tools]
         shown = self._format.shown(names)
@@ -226,11 +226,11 @@ class Episodes:
         written = "".join(map(text.add, kept)) + text.end()
         reader = self._format.reader(names)
         parts = [*reader.add(written), *reader.end()] if reader else [written]
-        calls = [part for part in parts if isinstance(part, ToolCall)]
+        calls = [part for part in parts if isinstance(part, ParsedToolCall)]
         spoken = "".join(part for part in parts if isinstance(part, str) and not isinstance(part, Reasoning))
         return spoken.rpartition(_THOUGHT)[2].strip(), calls
 
-    def _replied(self, episode: Playing, reply: Reply, calls: Sequence[ToolCall]) -> None:
+    def _replied(self, episode: Playing, reply: Reply, calls: Sequence[ParsedToolCall]) -> None:
         """End an episode, or append the environment's messages."""
         messages: list[dict[str, Any]] = reply["messages"]
         episode.messages += messages
@@ -259,7 +259,7 @@ class Episodes:
             return
         episode.follow(ids)
 
-    def _check(self, failures: Mapping[int, Sequence[Failure]], count: int, allowed: int) -> None:
+    def _check(self, failures: Mapping[int, Sequence[EpisodeFailure]], count: int, allowed: int) -> None:
         dropped = [failure for given in failures.values() for failure in given if failure.kind != NOT_SENT]
         if len(dropped) <= allowed:
             return
@@ -274,7 +274,7 @@ class Episodes:
         )
 
     def _completions(
-        self, played: Mapping[int, Playing], failures: Mapping[int, Sequence[Failure]], count: int, group: int
+        self, played: Mapping[int, Playing], failures: Mapping[int, Sequence[EpisodeFailure]], count: int, group: int
     ) -> Completions:
         """Lay out the episodes in the order of the rows."""
         source: dict[int, int] = {}
@@ -342,11 +342,11 @@ def seed_of(prompt: Prompt) -> int:
     return int(prompt.task["seed"]) if prompt.task is not None else zlib.crc32(prompt.text.encode())
 
 
-def _as_request(call: ToolCall) -> dict[str, Any]:
+def _as_request(call: ParsedToolCall) -> dict[str, Any]:
     return {"name": call.name, "arguments": parse_json(call.arguments)}
 
 
-def _numbered(messages: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+def _numbered(messages: Sequence[Mapping[str, Any]], calls: Sequence[ParsedToolCall]) -> list[dict[str, Any]]:
     """Return messages whose tool results name the call and the function that they are of."""
     results = iter(range(len(calls)))
     numbered = []

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from infra.errors import stage_error
 from infra.io.json import BadJson, parse_json
 from training.config.alignment.environment import EnvironmentConfig
-from training.sandbox.runner import MEMORY_BYTES, Conversation, Kind, SandboxChoice, find
+from training.sandbox.runner import MEMORY_BYTES, Kind, SandboxChoice, SandboxDialogue, find
 
 NOT_SENT = "not sent"
 """Kind of failure of a request that was not sent, as too many before it had failed: it is not counted."""
@@ -28,7 +28,7 @@ Request = Mapping[str, Any]
 Reply = dict[str, Any]
 
 
-class Failure(NamedTuple):
+class EpisodeFailure(NamedTuple):
     """An episode without a reply: `error` (the environment raised), `timeout`, `died`, or `lost` (the repetition of its
     requests gave other replies)."""
 
@@ -41,7 +41,7 @@ class _Slot:
     """A process, or none yet, with the requests and replies of its open episodes; `stale` are those that it has yet to
     repeat."""
 
-    process: Conversation | None = None
+    process: SandboxDialogue | None = None
     past: dict[int, list[tuple[Request, Reply]]] = field(default_factory=dict)
     stale: set[int] = field(default_factory=set)
 
@@ -92,24 +92,24 @@ class EnvironmentPool:
             f"{config.memory_mb:,} MiB of memory each and {config.timeout_s:g} s per reply"
         )
 
-    def ask(self, requests: Sequence[tuple[int, Request]], allowed_failures: int) -> list[Reply | Failure]:
+    def ask(self, requests: Sequence[tuple[int, Request]], allowed_failures: int) -> list[Reply | EpisodeFailure]:
         """Send a request for each of some episodes, those of a process one after the other.
 
         Args:
             requests: episode and request, `{"do": "open" | "step" | "end", …}` as in `inside.py`.
             allowed_failures: after more of them in a process, its remaining requests are not sent.
         """
-        replies: dict[int, Reply | Failure] = {}
+        replies: dict[int, Reply | EpisodeFailure] = {}
 
         def serve(number: int) -> None:
             slot, failures = self._slots[number], 0
             for episode, request in requests:
                 if episode % len(self._slots) == number:
                     if failures > allowed_failures:
-                        replies[episode] = Failure(NOT_SENT, "too many requests before it failed")
+                        replies[episode] = EpisodeFailure(NOT_SENT, "too many requests before it failed")
                         continue
                     replies[episode] = reply = self._reply_to(slot, episode, request)
-                    failures += isinstance(reply, Failure)
+                    failures += isinstance(reply, EpisodeFailure)
 
         list(self._threads.map(serve, range(len(self._slots))))
         return [replies[episode] for episode, _ in requests]
@@ -128,33 +128,33 @@ class EnvironmentPool:
                 slot.process = None
         self._threads.shutdown()
 
-    def _reply_to(self, slot: _Slot, episode: int, request: Request) -> Reply | Failure:
+    def _reply_to(self, slot: _Slot, episode: int, request: Request) -> Reply | EpisodeFailure:
         if slot.process is None:
             slot.process = self._started()
         past = slot.past.setdefault(episode, [])
         for earlier, before in past if episode in slot.stale else ():
             again = self._sent(slot, episode, earlier)
-            if isinstance(again, Failure) or again != before:
+            if isinstance(again, EpisodeFailure) or again != before:
                 self.drop(episode)
-                return Failure("lost", "its process was replaced, and its repetition went another way")
+                return EpisodeFailure("lost", "its process was replaced, and its repetition went another way")
         slot.stale.discard(episode)
         reply = self._sent(slot, episode, request)
-        if isinstance(reply, Failure) or "reward" in reply:
+        if isinstance(reply, EpisodeFailure) or "reward" in reply:
             self.drop(episode)
         else:
             past.append((request, reply))
         return reply
 
-    def _sent(self, slot: _Slot, episode: int, request: Request) -> Reply | Failure:
+    def _sent(self, slot: _Slot, episode: int, request: Request) -> Reply | EpisodeFailure:
         if slot.process is None:
             slot.process = self._started()
         line = json.dumps({**request, "episode": episode}).encode()
         try:
             answer = slot.process.send(line, self._config.timeout_s)
-            failure = Failure("died", "its process ended")
+            failure = EpisodeFailure("died", "its process ended")
         except TimeoutError:
             answer = None
-            failure = Failure("timeout", f"no reply within {self._config.timeout_s:g} s")
+            failure = EpisodeFailure("timeout", f"no reply within {self._config.timeout_s:g} s")
         if answer is None:
             slot.process.end()
             complaint = slot.process.complaint
@@ -164,14 +164,18 @@ class EnvironmentPool:
             return failure._replace(message=f"{failure.message}: {complaint[-200:]}") if complaint else failure
         return _checked(answer)
 
-    def _started(self) -> Conversation:
+    def _started(self) -> SandboxDialogue:
         """Start a process that has imported the environment. Raises StageError `environment_failed`."""
         config = self._config
-        process = Conversation(self.kind, _INSIDE, self._question, self._readable, self._memory, network=config.network)
+        process = SandboxDialogue(
+            self.kind, _INSIDE, self._question, self._readable, self._memory, network=config.network
+        )
         try:
             answer = process.send(json.dumps({"do": "try"}).encode(), IMPORT_S)
             reply = _checked(answer) if answer is not None else None
-            message = reply.message if isinstance(reply, Failure) else "" if reply is not None else "its process ended"
+            message = (
+                reply.message if isinstance(reply, EpisodeFailure) else "" if reply is not None else "its process ended"
+            )
         except TimeoutError:
             message = f"its import took longer than {IMPORT_S:g} s"
         if message:
@@ -186,23 +190,23 @@ class EnvironmentPool:
         return process
 
 
-def _checked(line: bytes) -> Reply | Failure:
+def _checked(line: bytes) -> Reply | EpisodeFailure:
     """Return a reply whose parts have the types that are expected; a process may have been tampered with."""
     try:
         reply = parse_json(line)
     except BadJson as error:
-        return Failure("error", f"its reply is no JSON: {error}")
+        return EpisodeFailure("error", f"its reply is no JSON: {error}")
     if not isinstance(reply, dict):
-        return Failure("error", "its reply is not an object")
+        return EpisodeFailure("error", "its reply is not an object")
     if "error" in reply:
-        return Failure("error", str(reply["error"]))
+        return EpisodeFailure("error", str(reply["error"]))
     if "reward" in reply and not isinstance(reply["reward"], int | float):
-        return Failure("error", f"its reward is not a number: {str(reply['reward'])[:80]}")
+        return EpisodeFailure("error", f"its reward is not a number: {str(reply['reward'])[:80]}")
     for message in reply.get("messages", ()):
         if not (
             isinstance(message, dict)
             and message.get("role") in ("system", "user", "tool", "assistant")
             and isinstance(message.get("content"), str)
         ):
-            return Failure("error", f"expected messages with role and content, not {str(message)[:200]}")
+            return EpisodeFailure("error", f"expected messages with role and content, not {str(message)[:200]}")
     return reply

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from training.config import AsyncConfig
 
 
-class Correction(NamedTuple):
+class ImportanceWeights(NamedTuple):
     """weights (B, T): at most `correction_cap`, and 1 beside the answers. mean: of the ratios before the cap, over
     tokens; truncated: the share of tokens whose ratio was above it."""
 
@@ -24,7 +24,9 @@ class Correction(NamedTuple):
     truncated: float
 
 
-def importance(logprobs: Tensor, written: Sequence[Sequence[float]], mask: Tensor, config: AsyncConfig) -> Correction:
+def importance(
+    logprobs: Tensor, written: Sequence[Sequence[float]], mask: Tensor, config: AsyncConfig
+) -> ImportanceWeights:
     """Return the truncated ratios of a policy to the weights that wrote its answers.
 
     Args:
@@ -41,4 +43,4 @@ def importance(logprobs: Tensor, written: Sequence[Sequence[float]], mask: Tenso
     ratio = log_ratio.exp()
     tokens = mask.sum().clamp(min=1)
     above = ((ratio > config.correction_cap) * mask).sum() / tokens
-    return Correction(ratio.clamp(max=config.correction_cap), float((ratio * mask).sum() / tokens), float(above))
+    return ImportanceWeights(ratio.clamp(max=config.correction_cap), float((ratio * mask).sum() / tokens), float(above))

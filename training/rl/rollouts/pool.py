@@ -21,8 +21,8 @@ from infra.io.files import link_or_copy, write_whole
 from infra.io.json import read_own_json
 from infra.run import Run
 from training.config import RlhfConfig
-from training.rl.rollouts.processes import Questions, SamplerDied, SamplerHandle
-from training.rl.rollouts.schedule import Part, PartAnswers, Schedule, staleness
+from training.rl.rollouts.processes import PartPrompts, SamplerDied, SamplerHandle
+from training.rl.rollouts.schedule import PartAnswers, RolloutSchedule, RoundPart, staleness
 
 STATE = "rollouts.json"
 """The schedule's state, in a checkpoint."""
@@ -41,7 +41,7 @@ class SamplerPool:
         config: RlhfConfig,
         run: Run,
         weights: Callable[[], Mapping[str, Tensor]],
-        questions: Callable[[int], Questions],
+        questions: Callable[[int], PartPrompts],
         samplers: Callable[[Path], Sequence[SamplerHandle]],
     ) -> None:
         """Start the samplers.
@@ -55,7 +55,7 @@ class SamplerPool:
         self._config, self._run = config, run
         self._weights, self._questions = weights, questions
         self._is_exact = config.sampler == "own"
-        self._schedule = Schedule(config.async_, config.rollouts)
+        self._schedule = RolloutSchedule(config.async_, config.rollouts)
         self._folder = run.work_dir / "rollouts"
         self._order = self._folder / "order"
         self._order.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ class SamplerPool:
                 self._failure = self._failure or error
                 self._changed.notify_all()
 
-    def _next_part(self, number: int) -> Part | None:
+    def _next_part(self, number: int) -> RoundPart | None:
         """Wait for a part that may begin; None once the pool is closed."""
         with self._changed:
             self._idle_since[number] = time.perf_counter()
@@ -269,7 +269,7 @@ class SamplerPool:
         """Return the seconds that samplers have waited for weights or for room, all of them together."""
         return self._idle_s + sum(now - since for since in self._idle_since.values())
 
-    def _replace(self, number: int, sampler: SamplerHandle, part: Part, death: SamplerDied) -> None:
+    def _replace(self, number: int, sampler: SamplerHandle, part: RoundPart, death: SamplerDied) -> None:
         with self._changed:
             self._schedule.give_back(part)
             if self._is_closed:

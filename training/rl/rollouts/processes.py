@@ -26,7 +26,7 @@ from training.config import RlhfConfig
 from training.generation.vllm_sampler import VllmSampler
 from training.rl.prompts import Prompt, draw
 from training.rl.rollouts.sampler import load_weights
-from training.rl.rollouts.schedule import Part, PartAnswers
+from training.rl.rollouts.schedule import PartAnswers, RoundPart
 
 MODULE = "training.rl.rollouts.sampler"
 """The program of a sampler process."""
@@ -36,7 +36,7 @@ _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 @dataclass(frozen=True)
-class Questions:
+class PartPrompts:
     """The prompts of a part, the number of the first one in its round, and the round's seed."""
 
     prompts: Sequence[Prompt]
@@ -44,13 +44,13 @@ class Questions:
     seed: int
 
 
-def questions(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> Questions:
+def questions(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> PartPrompts:
     """Return the prompts of part `number`, as `training.rl.rollouts.schedule` numbers them."""
     assert config.async_ is not None
     round_number, part = divmod(number, config.async_.parts)
     _, drawn, seed = draw(config, prompts, round_number)
     size = len(drawn) // config.async_.parts
-    return Questions(drawn[part * size : (part + 1) * size], part * size, seed)
+    return PartPrompts(drawn[part * size : (part + 1) * size], part * size, seed)
 
 
 class SamplerDied(Exception):
@@ -60,7 +60,7 @@ class SamplerDied(Exception):
 class SamplerHandle(Protocol):
     """A sampler, used by one thread."""
 
-    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+    def answer(self, part: RoundPart, questions: PartPrompts, weights: Path) -> PartAnswers:
         """Return the answers to a part, by the weights in a file. Raises SamplerDied, and StageError for a fault that
         another process would repeat."""
 
@@ -106,7 +106,7 @@ class OwnSampler:
     def pid(self) -> int:
         return self._process.pid
 
-    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+    def answer(self, part: RoundPart, questions: PartPrompts, weights: Path) -> PartAnswers:
         if not self._is_loaded:
             self._hear()
             self._is_loaded = True
@@ -208,7 +208,7 @@ class RemoteSampler:
         self._batches = batches
         self._version: int | None = None
 
-    def answer(self, part: Part, questions: Questions, weights: Path) -> PartAnswers:
+    def answer(self, part: RoundPart, questions: PartPrompts, weights: Path) -> PartAnswers:
         if part.version != self._version:
             load_weights(self._policy, weights)
             self.vllm.update(part.version * self._batches)

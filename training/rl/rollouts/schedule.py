@@ -14,7 +14,7 @@ from training.config import AsyncConfig
 
 
 @dataclass(frozen=True)
-class Part:
+class RoundPart:
     """A part of a round to sample, and the version of the weights that are to write it."""
 
     number: int
@@ -48,7 +48,7 @@ class PartAnswers:
         return cls(**saved)
 
 
-class Schedule:
+class RolloutSchedule:
     """Parts in progress, answers that are ready, and the rounds that use them. Used by one thread at a time."""
 
     def __init__(self, config: AsyncConfig, rounds: int) -> None:
@@ -61,8 +61,8 @@ class Schedule:
         self._rounds = rounds
         self._ready: list[PartAnswers] = []
         """In the order of their arrival."""
-        self._in_progress: dict[int, Part] = {}
-        self._abandoned: dict[int, Part] = {}
+        self._in_progress: dict[int, RoundPart] = {}
+        self._abandoned: dict[int, RoundPart] = {}
         """In progress, and too old before they are complete."""
         self._given_back: list[int] = []
         self._next = 0
@@ -82,7 +82,7 @@ class Schedule:
         self._newest = version
         self._round = max(self._round, version)
 
-    def next(self) -> Part | None:
+    def next(self) -> RoundPart | None:
         """Return the next part to sample, which is then in progress; None if none may begin yet."""
         number = min(self._given_back, default=self._next)
         version = self._version_of(number)
@@ -92,10 +92,10 @@ class Schedule:
             self._given_back.remove(number)
         else:
             self._next += 1
-        part = self._in_progress[number] = Part(number, version)
+        part = self._in_progress[number] = RoundPart(number, version)
         return part
 
-    def give_back(self, part: Part) -> None:
+    def give_back(self, part: RoundPart) -> None:
         """Have a part sampled again whose sampler died."""
         self._abandoned.pop(part.number, None)
         if self._in_progress.pop(part.number, None) is not None:
