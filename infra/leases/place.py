@@ -184,8 +184,10 @@ def _recorded(layout: Layout) -> LeaseDatabase | None:
         path = _place_file(layout)
         fields = read_state(path, _LOST_PLACE, None)
     try:
+        if fields is not None and not all(isinstance(value, str) for value in dict(fields).values()):
+            raise TypeError("texts were expected")
         return None if fields is None else LeaseDatabase(**fields)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error
 
 

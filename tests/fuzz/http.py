@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
+import logging
 import os
+import shutil
+import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +94,7 @@ HEADERS = (
     (b"origin", b"http://a"),
     (b"content-type", b"application/json"), (b"content-type", b"text/plain"), (b"content-type",
     b"application/json; charset=utf-16"),
-    (b"content-length", b"-1"), (b"content-length", b"99999999999"), (b"content-length", b"x"), (b"authorization",
+    (b"content-length", b"-1"), (b"content-length", b"99999999999"), (b"authorization",
     b"Basic ????"),
     (b"authorization", b"Bearer \xff"), (b"sec-fetch-site", b"cross-site"), (b"accept", b"*/*"), (b"range",
     b"bytes=0-5"), (b"range", b"bytes=a-"),
@@ -178,7 +185,8 @@ def _model(process: int) -> Path:
     from training.config import ModelConfig
     from training.model.models import build, hf_config
 
-    folder = Path(tempfile.gettempdir()) / f"stemma-fuzz-model-{process}"
+    folder = Path(tempfile.mkdtemp(prefix="stemma-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -240,6 +248,15 @@ def check_pages(request: Request, _: Path) -> None:
         raise Violation(f"status {status} of {request.path[:60]}: {body[:500]!r}")
 
 
+def check_damaged_pages(value: tuple[store.Damaged, Request], _: Path) -> None:
+    """A page of a store in which a file is damaged: what Starlette answers with 500 by itself is raised here."""
+    from flows.dashboard.server import app
+
+    damaged, request = value
+    with store.with_damage(damaged) as folder:
+        _answer(app(folder / "store", None), request)
+
+
 @composite
 def serve_requests(draw: DrawFn) -> Request:
     paths = (
@@ -281,4 +298,75 @@ def page_requests(draw: DrawFn) -> Request:
     return draw(requests((*gets, *posts), _bodies([{"settings": {"sft.seed": "3"}}]), usual))
 
 
-TARGETS = (Target("http-serve", serve_requests, check_serve), Target("http-pages", page_requests, check_pages))
+class _Errors(logging.Handler):
+    """What a server logs of its own faults."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+@cache
+def _server(process: int) -> tuple[int, _Errors]:
+    """The pages of a store on a port, with the limits for clients that the real server has."""
+    from infra.servers.asgi_server import Server
+    from infra.servers.ports import any_free_port
+
+    port, errors = any_free_port(), _Errors()
+    for name in ("uvicorn", "uvicorn.error", "asyncio"):
+        logging.getLogger(name).addHandler(errors)
+    server = Server(_pages(process), "127.0.0.1", port)
+    threading.Thread(target=server.run, daemon=True).start()
+    while not server.started:
+        time.sleep(0.01)
+    return port, errors
+
+
+RAW = (
+    b"GET /models HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+    b"GET /data?q=a%20b HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n",
+    b"POST /run/20261121-071500-123456-1f2e3d/cancel HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 2\r\nConnection: close\r\n\r\n{}",
+    b"POST /run/20261121-071500-123456-1f2e3d/change HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b'Transfer-Encoding: chunked\r\n\r\n10\r\n{"settings": {}}\r\n0\r\n\r\n',
+)
+RAW_TOKENS = (
+    *damage.TOKENS, b"Content-Length: x\r\n", b"Content-Length: -1\r\n", b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: gzip\r\n",
+    b"Host: \xff\r\n", b" HTTP/2.0", b" HTTP/9", b"CONNECT ", b"http://a/", b"*", b"Upgrade: websocket\r\n",
+    b"Expect: 100-continue\r\n",
+    b"\r\n\r\n", b"ffffffff\r\n", b"X: " + b"y" * 70_000 + b"\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01",
+)  # fmt: skip
+
+
+def check_raw(content: bytes, _: Path) -> None:
+    """A client that sends these bytes, and no more, gets an answer or is left, and the server goes on."""
+    port, errors = _server(os.getpid())
+    errors.texts.clear()
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client, suppress(OSError):
+        client.sendall(content)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := client.recv(65_536):
+            answer += part
+        status = answer.split(b" ", 2)[1][:3] if answer.startswith(b"HTTP/") else b""
+        if status[:1] == b"5" and status != b"502":
+            raise Violation(f"status {status!r}: {answer[:500]!r}")
+    if errors.texts:
+        raise Violation(f"the server logged {errors.texts[0][-3_000:]}")
+
+
+TARGETS = (
+    Target(
+        "http-damaged-store",
+        lambda: st.tuples(store.damaged_files(), page_requests()),
+        check_damaged_pages,
+    ),
+    Target("http-raw", lambda: damage.byte_files(RAW, 4, RAW_TOKENS), check_raw),
+    Target("http-serve", serve_requests, check_serve),
+    Target("http-pages", page_requests, check_pages),
+)

@@ -181,7 +181,9 @@ EPUB = {
     b"<spine><itemref idref='b'/><itemref idref='a'/></spine></package>",
     "OEBPS/a one.xhtml": b"<?xml version='1.0'?><html><body><h1>Second</h1><p>Two words, "
     b"10<sup>2</sup>.</p></body></html>",
-    "OEBPS/text/b.xhtml": "<?xml version='1.0' encoding='utf-8'?><html><body><h1>First</h1><p>Café</p></body></html>".encode(),
+    "OEBPS/text/b.xhtml": (
+        "<?xml version='1.0' encoding='utf-8'?><html><body><h1>First</h1><p>Café</p></body></html>".encode()
+    ),
 }
 DOCX = {
     "word/document.xml": b'<?xml version="1.0"?><w:document '

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import shutil
 import sqlite3
 import struct
-from collections.abc import Callable
-from contextlib import closing, suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
+from corpus.documents.parts import DocumentWriter, make_document
 from flows.runs.journal import RunJournal, StageRow
 from infra.store.store import Store
 from tests.fuzz import damage
@@ -37,6 +41,10 @@ TIMES = [
     {"kind": "done", "time": 1e9, "ticks": 6.5, "boot": "b"},
     {"kind": "end", "cause": "", "time": 1e9, "ticks": 7.0, "boot": "b"},
 ]  # fmt: skip
+REGISTRATION = {
+    "name": "demo", "stage": "pretrain", "fingerprint": "f", "digest": "d", "figures": {"a.b": 1.0}, "gates": [],
+    "status": "registered", "reasons": [],
+}  # fmt: skip
 TRIAL = {
     "number": 1, "arm": 0, "seed": 1, "settings": {"sft.seed": 1}, "status": "done", "run_id": "r", "value": 1.0,
     "tried": ["r"],
@@ -51,9 +59,11 @@ def built(folder: Path) -> tuple[str, ...]:
     (folder / "config.yaml").write_text(yaml.safe_dump(data_config(folder), sort_keys=False))
     root = folder / "store"
     store = Store(root)
-    source = make_artifact(
-        store, "ingest", {"documents/part-0.parquet": b"x", "sources.json": "{}"}, step="ingest", pipeline="p"
-    )
+    with DocumentWriter(folder / "documents") as writer:
+        writer.write(make_document("The mill stood by the river.", "files/a.jsonl"))
+    parts = {f"documents/{part.name}": part.read_bytes() for part in (folder / "documents").iterdir()}
+    sources = json.dumps({"files": {"documents": 1, "bytes": 28, "licence": "", "weight": 1.0, "language": ""}})
+    source = make_artifact(store, "ingest", {**parts, "sources.json": sources}, step="ingest", pipeline="p")
     model = make_artifact(
         store, "pretrain",
         {
@@ -64,7 +74,11 @@ def built(folder: Path) -> tuple[str, ...]:
         inputs={"shards": source}, step="pretrain", pipeline="p", config={"seed": 1},
     )  # fmt: skip
     register = make_artifact(
-        store, "register", {"card.md": "# A", "verdict.json": "{}"}, inputs={"model": model}, step="register"
+        store,
+        "register",
+        {"MODEL_CARD.md": "# A", "registration.json": json.dumps(REGISTRATION)},
+        inputs={"model": model},
+        step="register",
     )
     shutil.copytree(root / "register" / register.fingerprint, root / "register" / f"{register.fingerprint}.abcdef12")
     journal = RunJournal(root / "runs", "20261121-071500-123456-1f2e3d")
@@ -114,7 +128,7 @@ def built(folder: Path) -> tuple[str, ...]:
         sorted(
             str(path.relative_to(root))
             for path in root.rglob("*")
-            if path.is_file() and (path.suffix in (".json", ".jsonl") or path.name in ("format", "manifest.json"))
+            if path.is_file() and (path.suffix in (".json", ".jsonl", ".parquet") or path.name == "format")
         )
     )
 
@@ -139,11 +153,16 @@ class Damaged(NamedTuple):
     command: tuple[str, ...]
 
 
-def _base() -> Path:
-    import os
-    import tempfile
+@cache
+def _base_of(process: int) -> Path:
+    folder = tempfile.mkdtemp(prefix="stemma-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / "base"
 
-    return Path(tempfile.gettempdir()) / f"stemma-fuzz-store-{os.getpid()}"
+
+def _base() -> Path:
+    """A folder of this process, which goes with it."""
+    return _base_of(os.getpid())
 
 
 @composite
@@ -168,7 +187,9 @@ def damaged_files(draw: DrawFn) -> Damaged:
     return Damaged(file, damaged, draw(st.sampled_from(COMMANDS)))
 
 
-def check_files(value: Damaged, _: Path) -> None:
+@contextmanager
+def with_damage(value: Damaged) -> Iterator[Path]:
+    """The folder of the store, in which the file is damaged within the block."""
     folder = _base()
     built(folder)
     root, path = folder / "store", folder / "store" / value.file
@@ -178,10 +199,15 @@ def check_files(value: Damaged, _: Path) -> None:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(value.content)
-        call([*value.command, "--root", "store", "--json", "--debug"], folder)
+        yield folder
     finally:
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(folder / "whole", root)
+
+
+def check_files(value: Damaged, _: Path) -> None:
+    with with_damage(value) as folder:
+        call([*value.command, "--root", "store", "--json", "--debug"], folder)
 
 
 def _hashes(path: Path) -> None:
@@ -311,6 +337,11 @@ def _cells(draw: DrawFn) -> Any:
     )
 
 
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+    return [name for (name,) in connection.execute(query)]
+
+
 @composite
 def databases(draw: DrawFn) -> tuple[str, bytes]:
     """A database of SQLite with cells of other types, another schema, or damaged bytes."""
@@ -321,10 +352,7 @@ def databases(draw: DrawFn) -> tuple[str, bytes]:
             for statement in statements:
                 connection.execute(statement)
         for _ in range(draw(st.integers(0, 3))):
-            tables = [
-                row[0]
-                for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-            ]
+            tables = _tables(connection)
             if not tables:
                 break
             table = draw(st.sampled_from(tables))
@@ -348,7 +376,7 @@ def databases(draw: DrawFn) -> tuple[str, bytes]:
                         connection.execute(f"DROP TABLE {table}")
                         connection.execute(f"CREATE VIEW {table} AS SELECT 1 AS {column}")
         connection.commit()
-        content = connection.serialize()
+        content = connection.serialize() if _tables(connection) else b""
     if not draw(st.integers(0, 2)):
         content = draw(damage.damaged(content, 3))
     return name, content

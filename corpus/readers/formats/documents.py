@@ -284,8 +284,9 @@ def page_text(content: bytes) -> str:
 
 
 _DAMAGED_ARCHIVE = (
-    EOFError, NotImplementedError, ValueError, OSError, LookupError, OverflowError, struct.error, zlib.error, lzma.LZMAError,
-)  # fmt: skip
+    *(EOFError, NotImplementedError, ValueError, OSError, LookupError, OverflowError),
+    *(struct.error, zlib.error, lzma.LZMAError),
+)
 """Exceptions of zipfile, besides its own, for a file that is none or is damaged."""
 
 
