@@ -321,7 +321,7 @@ def parquet_files(draw: DrawFn) -> bytes:
         )
     except (pa.ArrowException, NotImplementedError):
         return b"PAR1"
-    return draw(damage.damaged(file.getvalue(), 2))
+    return draw(damage.damaged(file.getvalue(), draw(st.sampled_from((0, 0, 1, 2)))))
 
 
 @composite
@@ -333,7 +333,7 @@ def arrow_files(draw: DrawFn) -> bytes:
     write = draw(st.sampled_from((pa.ipc.new_file, pa.ipc.new_stream)))
     with write(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=packing)) as writer:
         writer.write_table(table, max_chunksize=2)
-    return draw(damage.damaged(file.getvalue(), 2))
+    return draw(damage.damaged(file.getvalue(), draw(st.sampled_from((0, 0, 1, 2)))))
 
 
 TURNS = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
