@@ -56,8 +56,8 @@ class Problem:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        """Hide secrets, bound lengths, and show halves of surrogate pairs as escapes: a message may quote a library's text, such as an address with its password,
-        or a file of any size."""
+        """Hide secrets, bound lengths, and show halves of surrogate pairs as escapes: a message may quote a library's
+        text, such as an address with its password, or a file of any size."""
         bounds = {"path": PATH_CHARACTERS, "message": MESSAGE_CHARACTERS, "fix": MESSAGE_CHARACTERS}
         for name, limit in bounds.items():
             object.__setattr__(self, name, _writable(bounded(hide(getattr(self, name)), limit)))
