@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from corpus.documents.selection import read_batches
 from corpus.generation.answers import Answer, AnswerStore
 from flows.runs.journal import RunJournal
 from infra.errors import StageError
@@ -168,3 +169,9 @@ def test_lines_that_no_run_writes_are_passed_over(tmp_path: Path) -> None:
         ):
             file.write(json.dumps({"time": 1.0, "ticks": 1.0, **line}) + "\n")
     assert journal.read() == before and journal.start_record()["pipeline"] == "p"
+
+
+def test_a_part_of_documents_that_is_no_longer_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "part-00000.parquet").write_bytes(b"x")
+    with pytest.raises(StageError, match=r"part-00000.parquet: this file is damaged"):
+        list(read_batches(tmp_path / "part-00000.parquet", 10, ["id"]))
