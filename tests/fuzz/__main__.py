@@ -1,4 +1,4 @@
-"""Runs targets one after the other, each in a process of its own, and prints one table.
+"""Runs targets one after the other, each in a separate process, and prints one table.
 
 python -m tests.fuzz [TARGET …] [--inputs 20000] [--seed 0] [--folder .fuzz] [--minutes M]
 python -m tests.fuzz --again FILE.pickle TARGET      one input that failed
@@ -38,8 +38,8 @@ def _died(folder: Path, code: int, text: str) -> None:
     """Record the input that ended the process of a target."""
     state = read_state(folder)
     kind = f"died of signal {-code}" if code < 0 else f"died with exit code {code}"
-    place = next((line.strip() for line in text.splitlines() if "/tests/" not in line and 'File "' in line), "")
-    kind = f"{kind} {place[-60:]}".strip()
+    location = next((line.strip() for line in text.splitlines() if "/tests/" not in line and 'File "' in line), "")
+    kind = f"{kind} {location[-60:]}".strip()
     state.failures[kind] = state.failures.get(kind, 0) + 1
     write_state(folder, state)
     try:

@@ -53,7 +53,7 @@ def starting_nothing() -> Iterator[None]:
 def call(words: Sequence[str], folder: Path) -> dict[str, Any]:
     """Run `stemma WORDS` in a folder, as a person or a program does. Returns its document, empty without --json.
 
-    Raises Violation where it says that it crashed, prints a traceback, or with --json anything but one document.
+    Raises Violation where it reports that it crashed, prints a traceback, or with --json anything but one document.
     """
     import cli.commands
 
@@ -98,8 +98,10 @@ def call(words: Sequence[str], folder: Path) -> dict[str, Any]:
 def _end_of(stderr: str) -> str:
     """The last line in our code and the type of the error, of a traceback."""
     lines = [line.strip() for line in stderr.splitlines()]
-    places = [line for line in lines if line.startswith('File "') and "/tests/" not in line and "/.venv/" not in line]
-    ours = [line for line in places if "/lib/python" not in line]
-    last = ours[-1].rpartition("/")[2].replace('", line ', " ") if ours else ""
+    locations = [
+        line for line in lines if line.startswith('File "') and "/tests/" not in line and "/.venv/" not in line
+    ]
+    local_frames = [line for line in locations if "/lib/python" not in line]
+    last = local_frames[-1].rpartition("/")[2].replace('", line ', " ") if local_frames else ""
     errors = [line for line in lines if line.split(":")[0].endswith(("Error", "Exception", "Interrupt", "Iteration"))]
     return f"{last} {errors[-1].split(':')[0] if errors else lines[-1][:60] if lines else ''}"

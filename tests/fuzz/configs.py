@@ -45,8 +45,8 @@ def whole_configs() -> list[dict[str, Any]]:
 
 @cache
 def schema() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((REPOSITORY / "configs" / "schema.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((REPOSITORY / "configs" / "schema.json").read_text())
+    return content
 
 
 def _resolved(part: Any) -> Any:
@@ -291,7 +291,7 @@ FILES = {
 def _commands() -> tuple[tuple[tuple[str, ...], click.Command], ...]:
     from cli.commands import COMMANDS, stemma
 
-    found: list[tuple[tuple[str, ...], click.Command]] = []
+    commands: list[tuple[tuple[str, ...], click.Command]] = []
     context = click.Context(stemma)
     for name in COMMANDS:
         command = stemma.get_command(context, name)
@@ -299,10 +299,10 @@ def _commands() -> tuple[tuple[tuple[str, ...], click.Command], ...]:
         if name in SKIPPED:
             continue
         if isinstance(command, click.Group):
-            found += [((name, inner), part) for inner, part in command.commands.items()]
+            commands += [((name, inner), part) for inner, part in command.commands.items()]
         else:
-            found.append(((name,), command))
-    return tuple(found)
+            commands.append(((name,), command))
+    return tuple(commands)
 
 
 WORDS = (

@@ -99,15 +99,15 @@ def wild(raw: Sequence[Any] = RAW) -> SearchStrategy[Any]:
     )
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def locations_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths of all values within a value."""
     yield at
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from places(inner, (*at, key))
+            yield from locations_in(inner, (*at, key))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from places(inner, (*at, number))
+            yield from locations_in(inner, (*at, number))
 
 
 def _get(value: Any, at: Sequence[Any]) -> Any:
@@ -124,7 +124,7 @@ def edited(draw: DrawFn, values: Sequence[Any], most: int = 4, raw: Sequence[Any
     """One of these values of lists and dicts, with up to `most` edits of its structure."""
     value = [copy.deepcopy(draw(st.sampled_from(values)))]
     for _ in range(draw(st.integers(0, most))):
-        paths = list(places(value))[1:]
+        paths = list(locations_in(value))[1:]
         if not paths:
             break
         at = paths[draw(st.integers(0, len(paths) - 1))]
@@ -166,7 +166,7 @@ def edited(draw: DrawFn, values: Sequence[Any], most: int = 4, raw: Sequence[Any
 
 
 def as_json(value: Any, *, is_ascii: bool = True, indent: str = "") -> str:
-    """JSON with the texts of `Raw` as they are."""
+    """JSON with the texts of `Raw` unchanged."""
     if isinstance(value, Raw):
         return value.text
     if isinstance(value, Mapping):
@@ -312,7 +312,7 @@ YAML_RAW = (
 
 
 def as_yaml(value: Any, depth: int = 0) -> str:
-    """YAML in blocks, with the texts of `Raw` as they are."""
+    """YAML in blocks, with the texts of `Raw` unchanged."""
     pad = "  " * depth
     if isinstance(value, Mapping) and value:
         lines = [f"{pad}{_key(key)}:{_within(item, depth)}" for key, item in value.items()]

@@ -87,7 +87,9 @@ def check(value: tuple[str, bytes], folder: Path) -> None:
     path.write_bytes(content)
     neutral_words.cache_clear()
     try:
-        misfits = [one for one in foreign._misfits(kind.read(path)) if not (kind.keeps_halves and "surrogate" in one)]
+        misfits = [
+            item for item in foreign._misfits(kind.read(path)) if not (kind.keeps_halves and "surrogate" in item)
+        ]
         if misfits:
             raise Violation(f"{name} of a wrong type: {misfits[:3]}")
     except StemmaError as error:

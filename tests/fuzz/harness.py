@@ -1,4 +1,4 @@
-"""Runs a target on many inputs: each must be read, put aside with a reason, or refused by an error of our own, in at
+"""Runs a target on many inputs: each must be read, put aside with a reason, or refused by a StemmaError, in at
 most ten seconds and within a bound of memory. A failing input is made as small as it can be, and kept.
 """
 
@@ -29,7 +29,7 @@ from infra.errors import StemmaError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HANG_S = 10.0
-"""Processor time that one input may take: how long it takes says how busy the machine is."""
+"""Processor time that one input may take: how long it takes depends on how busy the machine is."""
 WAIT_S = 60.0
 """Time that one input may take, with what it waits for."""
 DEAD_S = 90
@@ -66,7 +66,7 @@ class Target:
 
 @dataclass
 class State:
-    """What was done of a target; kept on the disk after each batch, so that the next call goes on from there."""
+    """Progress of a target; kept on the disk after each batch, so that the next call goes on from there."""
 
     inputs: int = 0
     refused: int = 0
@@ -77,16 +77,18 @@ class State:
 
 
 def kind_of(error: BaseException) -> str:
-    """Name the kind of a failure: its type, and the place in our code."""
+    """Name the kind of a failure: its type, and the location in our code."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename.startswith(str(REPOSITORY)) and "/.venv" not in frame.filename
     ]
-    ours = [frame for frame in frames if "/tests/" not in frame.filename] or frames
-    place = f"{Path(ours[-1].filename).relative_to(REPOSITORY)}:{ours[-1].name}" if ours else "?"
+    local_frames = [frame for frame in frames if "/tests/" not in frame.filename] or frames
+    location = (
+        f"{Path(local_frames[-1].filename).relative_to(REPOSITORY)}:{local_frames[-1].name}" if local_frames else "?"
+    )
     words = str(error).split(":")[0][:60] if isinstance(error, Violation) else ""
-    return f"{type(error).__name__} {words or place}".strip()
+    return f"{type(error).__name__} {words or location}".strip()
 
 
 @contextmanager
@@ -120,7 +122,7 @@ def _forget_peak() -> None:
 
 
 class Examiner:
-    """Gives inputs to a target and says how each failed."""
+    """Gives inputs to a target and records how each failed."""
 
     def __init__(self, target: Target, folder: Path) -> None:
         self._target, self._folder = target, folder
@@ -193,7 +195,7 @@ def run_batch(target: Target, count: int, number: int, state: State, folder: Pat
         if kind and not chosen:
             state.failures[kind] = state.failures.get(kind, 0) + 1
             if state.failures[kind] == 1 and kind.startswith(("Hang", "Violation memory")):
-                keep(folder, kind, value, text)  # as it is: to make it smaller takes too long
+                keep(folder, kind, value, text)  # unchanged: to make it smaller takes too long
             elif state.failures[kind] == 1:
                 chosen, until = kind, time.monotonic() + SMALLER_S
         if kind and kind == chosen:
@@ -209,7 +211,7 @@ def run_batch(target: Target, count: int, number: int, state: State, folder: Pat
         if not chosen:
             raise
     if chosen:
-        # What was refused while it was minimised is no input of its own.
+        # What was refused while it was minimised is no separate input.
         examiner.refused = refused
         keep(folder, chosen, *minimal[0])
     state.inputs += done

@@ -123,7 +123,7 @@ def requests(
     headers = list(_USUAL)
     for header in draw(st.lists(st.sampled_from(HEADERS), max_size=2)):
         if draw(st.booleans()):
-            headers = [one for one in headers if one[0] != header[0]]
+            headers = [item for item in headers if item[0] != header[0]]
         headers.append(header)
     return Request(method, path, query, headers, draw(bodies) if method not in ("GET", "HEAD") else b"")
 
@@ -299,7 +299,7 @@ def page_requests(draw: DrawFn) -> Request:
 
 
 class _Errors(logging.Handler):
-    """What a server logs of its own faults."""
+    """Faults that a server logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -308,7 +308,7 @@ DATABASES: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
 
 @composite
 def _cells(draw: DrawFn) -> Any:
-    """A value of any type that a cell of SQLite may have, whatever its column says."""
+    """A value of any type that a cell of SQLite may have, whatever its column declares."""
     return draw(
         st.sampled_from(
             (
@@ -417,17 +417,17 @@ def _safetensors(header: bytes) -> bytes:
 @composite
 def checkpoints(draw: DrawFn) -> dict[str, bytes]:
     """The files of a kept checkpoint, of which one or more are damaged. Its manifest has the sums of the others."""
-    whole = {
+    intact = {
         "state.json": json.dumps(CHECKPOINT_STATE).encode(),
         "rank0.json": json.dumps(PIECES).encode(),
         "rank0.safetensors": _safetensors(json.dumps(TENSORS).encode()),
     }
     values = {"state.json": CHECKPOINT_STATE, "rank0.json": PIECES, "rank0.safetensors": TENSORS}
-    files = dict(whole)
-    for name in draw(st.lists(st.sampled_from(sorted(whole)), max_size=2)):
+    files = dict(intact)
+    for name in draw(st.lists(st.sampled_from(sorted(intact)), max_size=2)):
         text = damage.encoded(damage.as_json(draw(damage.edited([values[name]], 2))))
         files[name] = draw(damage.damaged(_safetensors(text) if name.endswith("s") else text, 1))
-    summed = files if draw(st.booleans()) else whole
+    summed = files if draw(st.booleans()) else intact
     import xxhash
 
     sums = {name: [len(content), xxhash.xxh3_128(content).hexdigest()] for name, content in summed.items()}
