@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flows.config.carried import FILE, take_over
+from flows.config.read import parse
 from infra.errors import ConfigError, Problem
 
 KEY = "pretrain.optimizer.learning_rate"
@@ -19,7 +20,7 @@ def taken(runs: Any, folder: Path) -> Any:
     record = {"sweep": "s", "measure": "m", "maximise": False, "runs": runs}
     (folder / "s" / FILE).write_text(json.dumps(record))
     data: dict[str, Any] = {"pretrain": {"optimizer": {"learning_rate": "from sweep s"}}}
-    return take_over(data, folder, lambda: folder)["pretrain"]["optimizer"]["learning_rate"]
+    return take_over(data, folder, lambda: folder, parse)["pretrain"]["optimizer"]["learning_rate"]
 
 
 def run(value: Any = 3.0, **settings: Any) -> dict[str, Any]:
