@@ -1,4 +1,4 @@
-# make demo | test | chaos | lint | bench | bench-corpus: each sets itself up. Needs Python 3.11 to 3.14, git and make, and nothing else.
+# make demo | test | chaos | fuzz | lint | bench | bench-corpus: each sets itself up. Needs Python 3.11 to 3.14, git and make, and nothing else.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ CONFIG ?= configs/quickstart.yaml
 # Tests wait for servers and for each other: a third worker gives two cores that time, where there are 4 GB for each.
 WORKERS ?= $(shell awk '/^MemTotal/ && $$2 > 15000000 {enough = 1} END {print enough ? 3 : 2}' /proc/meminfo 2>/dev/null || echo 2)
 
-.PHONY: help demo test test-long chaos test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof upgrade lock docs clean
+.PHONY: help demo test test-long chaos fuzz test-oldest lint pin-images bench bench-train bench-scaling bench-recipe bench-corpus bench-eval bench-gpu gpu-proof upgrade lock docs clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -35,6 +35,9 @@ test-long: $(READY) ## the long proofs too
 
 chaos: $(READY) ## 500 faults over every learning stage, in 6 hours on 2 quiet cores; call it again to go on; .chaos/drill.md
 	@"$(BIN)/stemma" drill benchmarks/drill.yaml --faults $(or $(FAULTS),500) --mtbf 20s --seed $(or $(SEED),0) --folder .chaos
+
+fuzz: $(READY) ## damaged inputs to all that reads any, 20,000 a target (INPUTS=, TARGETS=); call it again to go on; .fuzz/
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" -m tests.fuzz $(TARGETS) --inputs $(or $(INPUTS),20000) --seed $(or $(SEED),0) --folder .fuzz
 
 test-oldest: $(READY) ## training tests with the oldest torch that is supported, in .venv-oldest
 	@infra/test-oldest.sh

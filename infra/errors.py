@@ -34,6 +34,12 @@ def bounded(text: str, most: int = MESSAGE_CHARACTERS) -> str:
     return shortened(_LONG_WORD.sub(lambda word: shortened(word[0]), text), most)
 
 
+def _writable(text: str) -> str:
+    """Return the text with halves of surrogate pairs as escapes. Arguments and names of files that are not UTF-8 have
+    some, and no stream would take them."""
+    return text if text.isascii() else text.encode("utf8", "backslashreplace").decode("utf8")
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault, in the terms of the command contract.
@@ -50,11 +56,11 @@ class Problem:
     fix: str = ""
 
     def __post_init__(self) -> None:
-        """Hide secrets and bound lengths: a message may quote a library's text, such as an address with its password,
-        or a file of any size."""
+        """Hide secrets, bound lengths, and show halves of surrogate pairs as escapes: a message may quote a library's
+        text, such as an address with its password, or a file of any size."""
         bounds = {"path": PATH_CHARACTERS, "message": MESSAGE_CHARACTERS, "fix": MESSAGE_CHARACTERS}
         for name, limit in bounds.items():
-            object.__setattr__(self, name, bounded(hide(getattr(self, name)), limit))
+            object.__setattr__(self, name, _writable(bounded(hide(getattr(self, name)), limit)))
 
     def __str__(self) -> str:
         prefix = f"{self.path}: " if self.path else ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +71,23 @@ class DocumentSelection:
         return documents
 
 
+@contextmanager
+def opened_part(part: Path) -> Iterator[pq.ParquetFile]:
+    """A part of documents. Raises StageError `damaged` for one that is not as it was written."""
+    try:
+        with pq.ParquetFile(part) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fix = "stemma verify ARTIFACT names all that differs; stemma run CONFIG --force STAGE builds it again"
+        raise stage_error("damaged", str(part), f"this file is damaged: {reason}", fix) from error
+
+
 def read_selection(part: Path) -> DocumentSelection | None:
-    """The selection in a part; None for one that holds its text itself. Raises StageError `text_missing`."""
-    with pq.ParquetFile(part) as file:
+    """The selection in a part; None for one that holds its text itself. Raises StageError `text_missing`, `damaged`."""
+    with opened_part(part) as file:
         name = (file.schema_arrow.metadata or {}).get(TEXT_PART)
         if name is None:
             return None
@@ -101,7 +116,7 @@ def read_table(part: Path, columns: Sequence[str]) -> pa.Table:
 def read_batches(part: Path, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The same, at most `rows` documents in memory at a time."""
     selection = read_selection(part)
-    with pq.ParquetFile(part if selection is None else selection.text_part) as file:
+    with opened_part(part if selection is None else selection.text_part) as file:
         begin = 0
         for batch in file.iter_batches(rows, columns=list(columns)):
             if selection is None:

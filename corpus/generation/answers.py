@@ -6,11 +6,11 @@ import json
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from infra.errors import StageError, stage_error
-from infra.io.json import parse_own_json
+from infra.io.json import BadJson, parse_own_json
 
 FILE = "answers.sqlite"
 _BUSY_S = 60.0
@@ -62,7 +62,7 @@ class AnswerStore:
                 row = rows.fetchone()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
-        return EndpointAnswer(**parse_own_json(row[0], self.path)) if row else None
+        return _answer_in(row[0]) if row else None
 
     def put(self, answers: Iterable[tuple[str, EndpointAnswer]]) -> None:
         rows = [(key, json.dumps(asdict(answer), ensure_ascii=False)) for key, answer in answers]
@@ -78,3 +78,14 @@ class AnswerStore:
     def _damaged(self, error: sqlite3.Error | OSError) -> StageError:
         fix = "make room on the disk, or move the file away: its answers are then requested again"
         return stage_error("bad_answers_file", str(self.path), f"the kept answers cannot be used: {error}", fix)
+
+
+def _answer_in(text: str) -> EndpointAnswer | None:
+    """The answer in a row; None for one of another form, which is then asked for again."""
+    try:
+        values = parse_own_json(text)
+        answer = EndpointAnswer(**values)
+    except (TypeError, BadJson):
+        return None
+    kinds = {field.name: (int if field.name.endswith("_tokens") else str) for field in fields(EndpointAnswer)}
+    return answer if all(type(getattr(answer, name)) is kind for name, kind in kinds.items()) else None

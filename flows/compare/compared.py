@@ -13,7 +13,8 @@ from flows.compare.measured import alike_or_newest
 from flows.config.graph import graph
 from flows.config.read import load
 from flows.planning.plan import plan
-from flows.runs.journal import HAS_ARTIFACT, RunJournal
+from flows.runs.journal import RunJournal
+from flows.runs.journal_forms import HAS_ARTIFACT
 from infra.errors import ConfigError, Problem
 from infra.fingerprint import canonical
 from infra.store.ancestry import glance_at_ancestry

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from infra.errors import ConfigError, Problem
 from infra.io.json import read_own_json
 from infra.io.sources import LocatedText
@@ -25,9 +27,32 @@ from infra.project import default_root
 if TYPE_CHECKING:
     from flows.config.pipeline_config import PipelineConfig
 
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Run(_Form):
+    settings: dict[str, Any]
+    value: float
+    parameters: float | None
+    tokens: float | None
+
+
+class _Finished(_Form):
+    """The record that a sweep leaves."""
+
+    sweep: str
+    measure: str
+    maximise: bool
+    runs: list[_Run]
+
+
 FILE = "found.json"
 LEAST_SIZES = 3
 """Amounts of compute from which a trend is drawn."""
+LARGEST = 1e100
+"""Values above it follow no trend."""
 _WISH = re.compile(r"^from sweep (\S+)$")
 
 
@@ -133,18 +158,12 @@ def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root
 
 def _read_finished(path: Path) -> dict[str, Any]:
     """Content of a file that `leave` wrote. Raises ConfigError `damaged_state` for one that is not whole."""
-    of_run = {"settings", "value", "parameters", "tokens"}
     try:
-        sweep: dict[str, Any] = read_own_json(path)
-        is_whole = {"sweep", "measure", "maximise", "runs"} <= sweep.keys()
-        is_whole = is_whole and all(of_run <= run.keys() for run in sweep["runs"])
-    except (OSError, ValueError, RecursionError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
+        return _Finished.model_validate(read_own_json(path)).model_dump()
+    except (OSError, ValueError, RecursionError):
         message = f"{path} is damaged: what stemma sweep found was expected"
         fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
-        raise ConfigError(Problem("damaged_state", str(path), message, fix))
-    return sweep
+        raise ConfigError(Problem("damaged_state", str(path), message, fix)) from None
 
 
 def carried(sweep: Mapping[str, Any], key: str, compute: float | None) -> Any:
@@ -171,7 +190,8 @@ def carried(sweep: Mapping[str, Any], key: str, compute: float | None) -> Any:
 
         flops, best = (np.log([point[column] for point in points]) for column in (0, 1))
         slope, offset = np.polyfit(flops, best, 1)
-        return _as_tried(float(np.exp(offset + slope * math.log(compute))), [run["settings"][key] for run in runs])
+        if math.isfinite(value := float(np.exp(offset + slope * math.log(compute)))):
+            return _as_tried(value, [run["settings"][key] for run in runs])
     return min(_means(runs, key), key=lambda entry: sign * entry[1])[0]
 
 
@@ -199,13 +219,17 @@ def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tu
 
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:
+        if key not in run["settings"]:
+            continue
         others = {name: value for name, value in run["settings"].items() if name != key}
         groups.setdefault(json.dumps(others, sort_keys=True), []).append(run)
     points = []
     for group in groups.values():
         sized = [run for run in group if run["parameters"] and run["tokens"]]
         averages = _means(sized, key)
-        if len(averages) < 3 or not all(isinstance(value, int | float) and value > 0 for value, _ in averages):
+        if len(averages) < 3 or not all(
+            isinstance(value, int | float) and 0 < value < LARGEST for value, _ in averages
+        ):
             continue
         means = dict(averages)
         values = sorted(means)
@@ -214,5 +238,7 @@ def _optima(runs: Sequence[Mapping[str, Any]], key: str, sign: float) -> list[tu
             x = np.log(values[at - 1 : at + 2])
             curve, tilt, _ = np.polyfit(x, [sign * means[value] for value in values[at - 1 : at + 2]], 2)
             flops = fmean(6 * run["parameters"] * run["tokens"] for run in sized)
-            points.append((flops, float(np.exp(-tilt / (2 * curve)))))
+            best = float(np.exp(-tilt / (2 * curve))) if curve else math.inf
+            if flops > 0 and math.isfinite(best) and best > 0:
+                points.append((flops, best))
     return sorted(points)

@@ -88,7 +88,9 @@ class PipelineConfig(_Sections):
         if not isinstance(data, Mapping):
             return data
         filled = dict(data)
-        if filled.get("decontaminate") is not None and "decontaminate" not in (filled.get("adopted") or {}):
+        adopted = filled.get("adopted")
+        is_adopted = isinstance(adopted, Mapping) and "decontaminate" in adopted
+        if filled.get("decontaminate") is not None and not is_adopted:
             filled["benchmark_text"] = filled.get("benchmark_text") or {}
         for key, config in section_classes().items():
             if filled.get(key) is not None:

@@ -69,11 +69,15 @@ def inherited(steps: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str
         first = continues.get("step") if isinstance(continues, Mapping) else None
         if not isinstance(first, str) or first in trail:
             return step
+        before: Any
         if first in steps:
             before = filled(first, (*trail, name))
+            if not isinstance(before, Mapping):
+                return step
             before = {key: value for key, value in before.items() if key not in (*OWN_KEYS[1:], CONTINUES)}
         elif first in usable_stages() and first in sections:
-            before = {"uses": first, **(sections[first] or {})}
+            section = sections[first]
+            before = {"uses": first, **(section if isinstance(section, Mapping) else {})}
         else:
             return step
         return _merged(before, step) if before.get("uses") == step.get("uses", before.get("uses")) else step

@@ -62,6 +62,8 @@ LARGEST_BODY = 50_000
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 4.0
 """Time between two reads of a watched run: it doubles while nothing changes."""
 LONGEST_QUERY, MODELS_SHOWN = 200, 200
+LONGEST_NAME = 255
+"""Bytes of a name in a folder."""
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -346,7 +348,8 @@ def _matches(model: Mapping[str, Any], query: str) -> bool:
 
 def _is_name(text: str) -> bool:
     """Return True for one part of a path that leads nowhere else."""
-    return bool(text) and text not in (".", "..") and "/" not in text and "\0" not in text and not text.startswith(".")
+    is_short = len(text.encode("utf8", "replace")) <= LONGEST_NAME
+    return bool(text) and is_short and "/" not in text and "\0" not in text and not text.startswith(".")
 
 
 def _clock(when: float | str) -> str:

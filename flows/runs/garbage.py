@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.runs.journal import HAS_ARTIFACT, READS, RunJournal
+from flows.runs.journal import RunJournal
+from flows.runs.journal_forms import HAS_ARTIFACT, READS
 from flows.runs.trials import best_runs
 from infra.errors import Problem, stage_error
 from infra.io.json import parse_own_json, read_own_json

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from flows.runs.journal_forms import READS, fault_of_result, is_line
 from infra.errors import Problem
 from infra.io.json import parse_own_json, read_own_json
 from infra.io.tables import damaged, read_state
@@ -41,9 +42,6 @@ PRIVATE = "STEMMA_PRIVATE_SERVER"
 _LOST = "delete the folder it is in: that run is then forgotten, and what only it used may go with `stemma gc`"
 
 Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
-HAS_ARTIFACT = frozenset({"built", "reused"})
-READS = "reads"
-"""The kind of the line that `RunJournal.reads` writes."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +150,11 @@ class RunJournal:
     def start_record(self) -> dict[str, Any]:
         """The facts of the run's beginning: its first line, empty if there is none."""
         try:
-            with open(self.path, encoding="utf8") as file:
+            with open(self.path, "rb") as file:
                 line = parse_own_json(file.readline())
         except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             return {}
-        return line if isinstance(line, dict) else {}
+        return line if isinstance(line, dict) and is_line(line) else {}
 
     def lost_beginning(self) -> Problem | None:
         """The problem of a run that produced something but whose owner cannot be read, as after a power cut. A run that
@@ -202,12 +200,13 @@ class RunJournal:
         """The run's final document, None while it goes on. Raises StageError `damaged_state`."""
         path = self.folder / "result.json"
         result = read_state(path, _LOST, self._unwritten)
-        if result is not None and not _is_result(result):
-            raise damaged(path, "not as expected", _LOST)
+        if result is not None and (fault := fault_of_result(result)):
+            raise damaged(path, fault, _LOST)
         return result
 
     def read(self) -> list[dict[str, Any]]:
-        return read_journal(self.path) if self.path.exists() else []
+        """The lines of the run, without those that a crash cut short or that no run writes."""
+        return [line for line in read_journal(self.path) if is_line(line)] if self.path.exists() else []
 
     def _write(self, line: Mapping[str, Any]) -> None:
         stamp = {"time": round(time.time(), 3), "ticks": round(time.monotonic(), 3)}  # a clock may be set
@@ -233,15 +232,6 @@ class RunJournal:
             if self.path.exists():
                 os.truncate(self.path, before)
             raise
-
-
-def _is_result(content: Any) -> bool:
-    return (
-        isinstance(content, dict)
-        and {"status", "stages"} <= content.keys()
-        and isinstance(content["stages"], list)
-        and all(isinstance(row, dict) and {"stage", "status"} <= row.keys() for row in content["stages"])
-    )
 
 
 def new_run_id() -> str:

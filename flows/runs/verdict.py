@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from flows.runs.journal import HAS_ARTIFACT, JournalRow
+from flows.runs.journal import JournalRow
+from flows.runs.journal_forms import HAS_ARTIFACT
 from infra.errors import Cancelled, Problem, StemmaError
 
 URGENCY = ("failed", "invalid", "refused", "cancelled")

@@ -15,7 +15,8 @@ from typing import Any
 from flows.config.graph import Graph, Selection, graph
 from flows.deployment.start import RunRequest, interrupts, name_server, runs_on_worker, start
 from flows.planning.plan import plan
-from flows.runs.journal import HAS_ARTIFACT, PRIVATE, RunJournal, new_run_id
+from flows.runs.journal import PRIVATE, RunJournal, new_run_id
+from flows.runs.journal_forms import HAS_ARTIFACT
 from flows.runs.trials import Trial, Trials, keep_best
 from flows.sweeps.definition import Sweep
 from flows.sweeps.sampling import Chooser, chooser

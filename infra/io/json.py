@@ -79,6 +79,8 @@ def parse_own_json(text: str | bytes, location: Path | str = "", line: int = 0) 
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         _refuse(error, location, line, "JSON")
+    except TypeError:  # the cell of a table that holds no text
+        _refuse(ValueError(f"{type(text).__name__} is not text"), location, line, "JSON")
 
 
 def read_own_json_lines(path: Path) -> Iterator[Any]:

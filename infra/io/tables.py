@@ -13,14 +13,20 @@ from typing import Any
 from infra.errors import StageError, stage_error
 from infra.io.json import read_own_json
 
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_DAMAGED = {
+    *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_MISMATCH),
+    *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT),
+}
+"""SQLITE_ERROR: our statements fail by nothing but tables of another form."""
 _UNWRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def is_damaged(error: sqlite3.DatabaseError) -> bool:
-    """Return True if the file is no SQLite database, or a broken one; False for a lock, a full disk and the like."""
-    return _code(error) in _DAMAGED
+    """Return True if the file is no SQLite database, a broken one, or one with other tables and columns than ours;
+    False for a lock, a full disk and the like."""
+    is_undecodable = "Could not decode to UTF-8" in str(error)  # an error of Python's, without a code
+    return _code(error) in _DAMAGED or is_undecodable
 
 
 def cannot_write(error: sqlite3.DatabaseError) -> bool:

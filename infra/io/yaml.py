@@ -15,6 +15,8 @@ from infra.errors import quoted
 LONGEST_BYTES = 10_000_000
 DEEPEST = 100
 MOST_VALUES = 1_000_000
+LARGEST = 2**63 - 1
+"""Largest whole number: no table or array takes a larger one, and floats made of a much larger one overflow."""
 
 
 class BadYaml(ValueError):
@@ -88,11 +90,15 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     text = str(loader.construct_scalar(node)).replace("_", "")
     try:
-        return int(text, 0) if node.tag.endswith(":int") else float(text.replace(".inf", "inf").replace(".nan", "nan"))
-    except (ValueError, OverflowError):
-        raise yaml.MarkedYAMLError(
-            problem=f"{quoted(text, 40)} is not a number", problem_mark=node.start_mark
-        ) from None
+        if node.tag.endswith(":int"):
+            if abs(number := int(text, 0)) > LARGEST:
+                raise OverflowError
+            return number
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    except (ValueError, OverflowError) as error:
+        is_too_large = isinstance(error, OverflowError) or text.lstrip("+-").isdecimal()
+        fault = f"is larger than {LARGEST:,}" if is_too_large else "is not a number"
+        raise yaml.MarkedYAMLError(problem=f"{quoted(text, 40)} {fault}", problem_mark=node.start_mark) from None
 
 
 _KEPT = ("null", "bool", "str", "seq")

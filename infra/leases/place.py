@@ -29,16 +29,12 @@ from infra.io.s3_write import put_if
 from infra.io.tables import check as check_table
 from infra.io.tables import damaged, in_words, read_state
 from infra.leases.postgres import PostgresTable
-from infra.leases.sqlite import SqliteTable
+from infra.leases.sqlite import LOST, SqliteTable
 from infra.leases.table import LeaseTable
 from infra.servers.databases.database import DATABASE, EXPECTED, SQLITE, Postgres, database, requested_database
 from infra.servers.settings import settings_of
 from infra.store.layout import Layout
 
-_LOST = (
-    "when nothing runs on this store, delete it: only the claims of running builds stand in it, without which two runs "
-    "could build one artifact at once"
-)
 _LOST_PLACE = "when nothing runs on this store, delete the files .state/leases.*: they say who builds what right now"
 
 
@@ -133,8 +129,8 @@ def _table_of_url(layout: Layout) -> LeaseTable:
 
 def _in_sqlite(layout: Layout) -> SqliteTable:
     file = _file(layout)
-    check_table(file, _LOST)
-    with in_words(file, _LOST):
+    check_table(file, LOST)
+    with in_words(file, LOST):
         return SqliteTable(file)
 
 
@@ -184,8 +180,10 @@ def _recorded(layout: Layout) -> LeaseDatabase | None:
         path = _place_file(layout)
         fields = read_state(path, _LOST_PLACE, None)
     try:
+        if fields is not None and not all(isinstance(value, str) for value in dict(fields).values()):
+            raise TypeError("texts were expected")
         return None if fields is None else LeaseDatabase(**fields)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error
 
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
+from types import UnionType
+from typing import Any
 
 from infra.errors import Problem
+from infra.io.tables import damaged, is_damaged
 from infra.leases.table import Holder, TableAway
 
 _BUSY_S = 60
+LOST = (
+    "when nothing runs on this store, delete it: only the claims of running builds stand in it, without which two runs "
+    "could build one artifact at once"
+)
+_TYPES: tuple[type | UnionType, ...] = (str, str, int, int | float, int, int | float)
 
 
 class SqliteTable:
@@ -30,7 +38,7 @@ class SqliteTable:
     def take(self, key: str, mine: Holder, is_free: Callable[[Holder], bool]) -> tuple[bool, Holder | None]:
         with self._changing() as table:
             table.execute("BEGIN IMMEDIATE")
-            current = _read(table, key)
+            current = self._read(table, key)
             if current is not None and not is_free(current):
                 return False, current
             table.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", (key, *astuple(mine)))
@@ -38,12 +46,12 @@ class SqliteTable:
 
     def read(self, key: str) -> Holder | None:
         with self._changing() as table:
-            return _read(table, key)
+            return self._read(table, key)
 
     def rows(self) -> list[tuple[str, Holder]]:
         with self._changing() as table:
             query = "SELECT key, token, host, pid, pid_started, work_group, renewed FROM leases ORDER BY key"
-            return [(row[0], Holder(*row[1:])) for row in table.execute(query)]
+            return [(str(row[0]), self._holder(row[1:])) for row in table.execute(query)]
 
     def renew(self, key: str, token: str, group: int | None = None) -> bool:
         with self._changing() as table:
@@ -72,8 +80,10 @@ class SqliteTable:
         try:
             with table:
                 yield table
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+        except sqlite3.DatabaseError as error:
+            if is_damaged(error):
+                raise damaged(self.path, str(error), LOST) from error
+            if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_BUSY:
                 raise
             message = f"another process held this file for more than {_BUSY_S} s"
             fix = "end the process that holds it; it may be stopped"
@@ -81,9 +91,14 @@ class SqliteTable:
         finally:
             table.close()
 
+    def _read(self, table: sqlite3.Connection, key: str) -> Holder | None:
+        row = table.execute(
+            "SELECT token, host, pid, pid_started, work_group, renewed FROM leases WHERE key = ?", (key,)
+        ).fetchone()
+        return self._holder(row) if row else None
 
-def _read(table: sqlite3.Connection, key: str) -> Holder | None:
-    row = table.execute(
-        "SELECT token, host, pid, pid_started, work_group, renewed FROM leases WHERE key = ?", (key,)
-    ).fetchone()
-    return Holder(*row) if row else None
+    def _holder(self, row: Sequence[Any]) -> Holder:
+        """The holder in a row. A cell of SQLite may have any type, whatever its column has."""
+        if not all(isinstance(value, kind) for value, kind in zip(row, _TYPES, strict=True)):
+            raise damaged(self.path, "a lease is not as expected", LOST)
+        return Holder(*row)

@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.errors import StageError
 from infra.io.json import parse_own_json
-from infra.io.tables import check, set_aside
+from infra.io.tables import check, damaged, in_words, set_aside
 from infra.lineage.page import run_path
 from infra.lineage.relay_lock import lineage_folder
 from infra.servers.settings import mlflow_page
@@ -102,11 +102,10 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             check(path, "")
+            self._connection = _opened(path)
         except StageError:
             set_aside(path)
-        self._connection = sqlite3.connect(path, timeout=60, isolation_level=None)
-        self._connection.row_factory = sqlite3.Row
-        self._connection.executescript(_TABLES)
+            self._connection = _opened(path)
 
     def close(self) -> None:
         self._connection.close()
@@ -195,6 +194,38 @@ class Ledger:
 
     def _fetch_all(self, query: str, *values: Any) -> list[sqlite3.Row]:
         return self._connection.execute(query, values).fetchall()
+
+
+_MISFITS = """
+SELECT (SELECT count(*) FROM runs WHERE coalesce(json_type(iif(json_valid(about), about, '0')), '') != 'object'
+           OR coalesce(json_type(iif(json_valid(sender), sender, '0')), '') != 'object'
+           OR typeof(attempts) != 'integer' OR typeof(open) != 'integer'
+           OR typeof(run_id) NOT IN ('text', 'null') OR typeof(experiment_id) NOT IN ('text', 'null')
+           OR typeof(parent_id) NOT IN ('text', 'null') OR typeof(artifact_uri) NOT IN ('text', 'null'))
+     + (SELECT count(*) FROM tails WHERE typeof(path) != 'text' OR typeof(offset) != 'integer')
+     + (SELECT count(*) FROM models WHERE typeof(digest) || typeof(experiment_id) || typeof(model_id) != 'texttexttext')
+     + (SELECT count(*) FROM rows WHERE typeof(stage) != 'text'
+           OR coalesce(json_type(iif(json_valid("row"), "row", '0')), '') != 'object'
+           OR coalesce(json_type(iif(json_valid("row"), "row", '{}'), '$.time'), 'real') NOT IN ('real', 'integer'))
+     + (SELECT count(*) FROM failures WHERE typeof(name) != 'text' OR typeof(attempts) != 'integer')
+"""
+"""Count rows with cells of another form than this program writes: a cell of SQLite may have any type."""
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    """Connection with all tables. Raises StageError `damaged_state` for tables or rows of another form."""
+    connection = sqlite3.connect(path, timeout=60, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    try:
+        with in_words(path, ""):
+            connection.executescript(_TABLES)
+            [misfits] = connection.execute(_MISFITS).fetchone()
+        if misfits:
+            raise damaged(path, f"{misfits} rows are not as expected", "")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _delivered(row: sqlite3.Row) -> DeliveredRun:

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from infra.errors import stage_error
 from infra.io.json import read_own_json
 from training.core import ranks
 from training.distributed.gradients import local
@@ -165,6 +167,17 @@ def _is_writer(tensor: Tensor, index: int, held_by: Sequence[int]) -> bool:
     return index % copies == own_index
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Errors for a file that does not have the form of a checkpoint's as StageError `damaged_checkpoint`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, SafetensorError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fix = "remove the folder of this checkpoint: the training then continues from the one before"
+        raise stage_error("damaged_checkpoint", str(path), f"it is not as it was written: {reason}", fix) from error
+
+
 # Kind of optimizer by a key of its state of each weight.
 _KEPT = {
     "momentum_buffer": "muon",
@@ -197,12 +210,21 @@ class Snapshot:
 
     @classmethod
     def open(cls, folder: Path) -> Snapshot:
-        snapshot = cls(folder, read_own_json(folder / STATE))
+        """Raise StageError `damaged_checkpoint` for files of another form than `write_rank` writes."""
+        path = folder / STATE
+        with _reading(path):
+            snapshot = cls(folder, dict(read_own_json(path)))
         for index in sorted(folder.glob("rank*.json")):
-            for name, record in read_own_json(index)["pieces"].items():
-                piece = TensorPart.from_json(*record)
-                snapshot.shapes[name] = piece.shape
-                snapshot._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
+            with _reading(index):
+                for name, record in read_own_json(index)["pieces"].items():
+                    piece = TensorPart.from_json(*record)
+                    if any(
+                        not 0 <= start <= stop <= size
+                        for (start, stop), size in zip(piece.ranges, piece.shape, strict=True)
+                    ):
+                        raise ValueError(f"{name} has the bounds {piece.ranges} in {piece.shape}")
+                    snapshot.shapes[name] = piece.shape
+                    snapshot._pieces.setdefault(name, {})[piece] = index.with_suffix(".safetensors")
         return snapshot
 
     def optimizer_keys(self, name: str) -> list[str]:
@@ -217,12 +239,13 @@ class Snapshot:
             both = held.overlap(requested)
             if both is None:
                 continue
-            with safe_open(path, "pt") as file:
-                part = file.get_slice(name)[both.within(held)] if requested.shape else file.get_tensor(name)
-            if both == requested:
-                return part
-            tensor = torch.empty(requested.sizes, dtype=part.dtype) if tensor is None else tensor
-            tensor[both.within(requested)] = part
+            with _reading(path):
+                with safe_open(path, "pt") as file:
+                    part = file.get_slice(name)[both.within(held)] if requested.shape else file.get_tensor(name)
+                if both == requested:
+                    return part
+                tensor = torch.empty(requested.sizes, dtype=part.dtype) if tensor is None else tensor
+                tensor[both.within(requested)] = part
         return torch.empty(requested.sizes) if tensor is None else tensor
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

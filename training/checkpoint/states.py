@@ -67,8 +67,14 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
 
 def place_in(state: KeptState, data: str) -> tuple[int, int]:
     """Return the epoch of the data with this fingerprint and the examples read in it; (0, 0) for other data."""
-    saved = read_own_json(state.folder / STATE)
-    return (saved["dataset"]["epoch"], saved["dataset"]["sample_in_epoch"]) if saved["data"] == data else (0, 0)
+    path = state.folder / STATE
+    try:
+        saved = read_own_json(path)
+        epoch, sample = int(saved["dataset"]["epoch"]), int(saved["dataset"]["sample_in_epoch"])
+        return (epoch, sample) if saved["data"] == data else (0, 0)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        fix = "build the training that it is of again: --force STEP"
+        raise stage_error("damaged_checkpoint", str(path), f"it is not as it was written: {error}", fix) from error
 
 
 def corrections_before(state: KeptState | None) -> list[Correction]:

@@ -5,13 +5,14 @@ Python's own zipfile, html.parser, email and ElementTree read them.
 
 from __future__ import annotations
 
-import email
 import io
+import lzma
 import re
+import struct
 import zipfile
-from collections.abc import Callable, Iterator
-from email.message import EmailMessage
-from email.policy import default
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import PurePosixPath
@@ -24,7 +25,7 @@ from corpus.readers.encodings import decode, web_name
 from corpus.readers.formats.formulas import raised, with_formulas
 from corpus.readers.formats.json_lines import wrong_encoding
 from corpus.readers.formats.latex import latex_text
-from corpus.readers.formats.mail import mail_text
+from corpus.readers.formats.mail import mail_text, parsed
 from corpus.readers.formats.web import main_text
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.streams import refuse_binary
@@ -60,9 +61,12 @@ def read_document(file: Place, kind: str, encoding: str, max_bytes: int) -> Iter
         else:
             text, repaired = decode(content, encoding)
             text = _TEXTS[kind](text.replace("\r\n", "\n").replace("\r", "\n"))
+    except RecursionError:
+        yield Rejected(str(file), 0, "nested too deep")
+        return
     except UnicodeDecodeError:
         raise wrong_encoding(file, encoding) from None
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except zipfile.BadZipFile as error:
         message = f"not a whole {kind.upper()} file: {error}"
         raise stage_error("corrupt_file", str(file), message, "fetch it again") from None
     except Unreadable as error:
@@ -82,28 +86,41 @@ def notebook_text(text: str) -> str:
         notebook = parse_json(text, expected="a notebook", nan=True)
     except BadJson as error:
         raise Unreadable(f"not a readable notebook: {error}") from None
-    sheets = notebook.get("worksheets") if isinstance(notebook, dict) else None  # before version 4 of the format
-    cells = notebook.get("cells") if sheets is None and isinstance(notebook, dict) else None
-    for sheet in sheets or ():
-        cells = [*(cells or []), *(sheet.get("cells") or [])]
-    if not isinstance(cells, list):
-        raise Unreadable("not a notebook: it has no cells")
-    metadata: Any = notebook.get("metadata") or {}
-    language = (metadata.get("kernelspec") or {}).get("language") or (metadata.get("language_info") or {}).get("name")
+    notebook = notebook if isinstance(notebook, dict) else {}
+    sheets = notebook.get("worksheets")  # before version 4 of the format
+    parts_of_cells = [notebook] if sheets is None else sheets
+    try:
+        cells = [cell for part in parts_of_cells for cell in part["cells"]]
+        sources = [_source(cell) for cell in cells]
+    except (TypeError, KeyError, AttributeError):
+        raise Unreadable("not a notebook: it has no cells, or cells of an unknown form") from None
+    language = _language(notebook.get("metadata"))
     parts = []
-    for cell in cells:
-        source = cell.get("source", cell.get("input", ""))
-        source = "".join(source) if isinstance(source, list) else str(source)
+    for cell, source in zip(cells, sources, strict=True):
         if not source.strip():
             continue
         is_code = cell.get("cell_type") == "code"
-        parts.append(f"```{language or ''}\n{source.strip()}\n```" if is_code else source.strip())
+        parts.append(f"```{language}\n{source.strip()}\n```" if is_code else source.strip())
     return "\n\n".join(parts)
+
+
+def _source(cell: Mapping[str, Any]) -> str:
+    """Text of a notebook's cell. Raises TypeError or AttributeError for a cell of an unknown form."""
+    source = cell.get("source", cell.get("input", ""))
+    return source if isinstance(source, str) else "".join(source)
+
+
+def _language(metadata: Any) -> str:
+    for key, name in (("kernelspec", "language"), ("language_info", "name")):
+        group = metadata.get(key) if isinstance(metadata, dict) else None
+        if isinstance(group, dict) and group.get(name):
+            return str(group[name])
+    return ""
 
 
 def epub_text(content: bytes, max_bytes: int) -> str:
     """Chapters of an EPUB book in reading order."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with _opened(content) as archive:
         parts = [page_text(_member(archive, name, max_bytes)) for name in _chapters(archive, max_bytes)]
     return "\n\n".join(filter(None, parts))
 
@@ -112,7 +129,9 @@ def _chapters(archive: zipfile.ZipFile, max_bytes: int) -> list[str]:
     """Names of the pages: those of the book's spine, or all by name where it names none."""
     names = archive.namelist()
     pages = [name for name in names if name.lower().endswith((".xhtml", ".html", ".htm"))]
-    if "META-INF/encryption.xml" in names and b"EncryptedData" in archive.read("META-INF/encryption.xml"):
+    if "META-INF/encryption.xml" in names and b"EncryptedData" in _member(
+        archive, "META-INF/encryption.xml", max_bytes
+    ):
         raise Unreadable("an encrypted EPUB file")
     package = next((name for name in names if name.lower().endswith(".opf")), None)
     if package is None:
@@ -127,7 +146,7 @@ def _chapters(archive: zipfile.ZipFile, max_bytes: int) -> list[str]:
 
 def docx_text(content: bytes, max_bytes: int) -> str:
     """Paragraphs of a Word document in order, cells of a table row with tabs between. Deleted text is left out."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with _opened(content) as archive:
         if "word/document.xml" not in archive.namelist():
             raise Unreadable("not a Word document: it has no word/document.xml")
         root = _xml(_member(archive, "word/document.xml", max_bytes), "word/document.xml")
@@ -195,14 +214,13 @@ def subtitle_text(text: str) -> str:
 
 def mhtml_text(text: str) -> str:
     """Main text of the page that a browser saved with its pictures and styles."""
-    message = email.message_from_bytes(text.encode("utf-8", "surrogateescape"), policy=default)
-    assert isinstance(message, EmailMessage)
-    for part in message.walk():
-        if part.get_content_type() in ("text/html", "application/xhtml+xml"):
-            content = part.get_payload(decode=True)
-            if isinstance(content, bytes):
-                page, _ = decode(content, "auto", web_name(part.get_content_charset() or ""))
-                return main_text(page)
+    with parsed(text, "saved web page") as message:
+        for part in message.walk():
+            if part.get_content_type() in ("text/html", "application/xhtml+xml"):
+                content = part.get_payload(decode=True)
+                if isinstance(content, bytes):
+                    page, _ = decode(content, "auto", web_name(part.get_content_charset() or ""))
+                    return main_text(page)
     raise Unreadable("not a saved web page: none of its parts is HTML")
 
 
@@ -265,12 +283,32 @@ def page_text(content: bytes) -> str:
     return re.sub(r"\n[ \n]*\n", "\n\n", re.sub(r" *\n *(?=\S)", "\n", lines)).strip()
 
 
+_DAMAGED_ARCHIVE = (
+    *(EOFError, NotImplementedError, ValueError, OSError, LookupError, OverflowError),
+    *(struct.error, zlib.error, lzma.LZMAError),
+)
+"""Exceptions of zipfile, besides its own, for a file that is none or is damaged."""
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[zipfile.ZipFile]:
+    """A ZIP archive. Raises BadZipFile, whatever zipfile makes of a damaged one."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except _DAMAGED_ARCHIVE as error:
+        raise zipfile.BadZipFile(str(error)) from None
+    with archive:
+        yield archive
+
+
 def _member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
     """Raise Unreadable where a file in the archive is larger than a text may be: a small one may hold gigabytes."""
     limit = 4 * max_bytes
     try:
         with archive.open(name) as file:
             content = file.read(limit + 1)
+    except _DAMAGED_ARCHIVE as error:
+        raise zipfile.BadZipFile(f"{name} in it: {error}") from None
     except RuntimeError:  # a password
         raise Unreadable("an encrypted archive") from None
     if len(content) > limit:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import email
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.message import EmailMessage, Message
 from email.policy import default
 
@@ -21,23 +23,35 @@ def mail_text(message: str) -> str:
     Raises Unreadable for a mail that the parser fails on, with headers longer than any mail program writes, or nested
     too deeply.
     """
+    with parsed(message) as mail:
+        if not mail.keys():
+            return message
+        subject = _header(mail, "subject")
+        body = "\n\n".join(filter(None, (_part_text(part) for part in _bodies(mail))))
+    return f"{subject}\n\n{body}".strip()
+
+
+@contextmanager
+def parsed(text: str, name: str = "mail") -> Iterator[EmailMessage]:
+    """A message of RFC 5322. Raises Unreadable for what Python's parser fails on, also within the block, since it
+    parses much of a message later.
+
+    Args:
+        name: what a message calls it.
+    """
     try:
         # surrogateescape keeps bytes that the string could not say; the parser wants them so.
-        parsed = email.message_from_bytes(message.encode("utf-8", "surrogateescape"), policy=default)
-        assert isinstance(parsed, EmailMessage)
-        if not parsed.keys():
-            return message
-        for part in parsed.walk():
+        mail = email.message_from_bytes(text.encode("utf-8", "surrogateescape"), policy=default)
+        assert isinstance(mail, EmailMessage)
+        for part in mail.walk():
             _check_headers(part)
-        subject = _header(parsed, "subject")
-        body = "\n\n".join(filter(None, (_part_text(part) for part in _bodies(parsed))))
+        yield mail
     except Unreadable:
         raise
     except RecursionError:
-        raise Unreadable("not a readable mail: its parts are nested too deeply") from None
+        raise Unreadable(f"not a readable {name}: its parts are nested too deeply") from None
     except Exception as error:  # the parser raises a different error for every kind of malformed input
-        raise Unreadable(f"not a readable mail: {type(error).__name__}: {error}") from None
-    return f"{subject}\n\n{body}".strip()
+        raise Unreadable(f"not a readable {name}: {type(error).__name__}: {error}") from None
 
 
 def _check_headers(part: Message) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -237,3 +238,60 @@ def test_a_small_archive_cannot_fill_the_memory(tmp_path: Path) -> None:
     (tmp_path / "c.epub").write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(StageError, match="not a whole EPUB"):
         texts(tmp_path / "c.epub")
+
+
+CELL = {"cell_type": "code", "source": "print(1)"}
+
+
+def items(path: Path) -> list[object]:
+    source = FileDocuments.model_validate({"paths": [str(path)]})
+    return list(read_texts(source, FilePart(path, path.stat().st_size), "ingest.read.0"))
+
+
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        {"cells": [None, CELL]},
+        {"cells": [{"source": ["a", None]}]},
+        {"cells": [{"source": None}]},
+        {"worksheets": [3]},
+        {"worksheets": 3},
+        {"cells": 3},
+        [],
+    ],
+    ids=str,
+)
+def test_a_notebook_of_another_form_is_put_aside(notebook: object, tmp_path: Path) -> None:
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(notebook))
+    [item] = items(path)
+    assert isinstance(item, Rejected) and "not a notebook" in item.reason
+
+
+@pytest.mark.parametrize("metadata", [[], {"kernelspec": []}, {"kernelspec": None, "language_info": 3}], ids=str)
+def test_the_language_of_a_notebook_may_be_anything(metadata: object, tmp_path: Path) -> None:
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": [CELL], "metadata": metadata}))
+    [item] = items(path)
+    assert not isinstance(item, Rejected)
+
+
+@pytest.mark.parametrize(("name", "member"), [("a.docx", "word/document.xml"), ("a.epub", "a.xhtml")])
+def test_an_archive_that_lacks_its_beginning_is_refused_by_name(name: str, member: str, tmp_path: Path) -> None:
+    """zipfile raises ValueError for it: "negative seek value"."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(member, "<p>a</p>")
+    path = tmp_path / name
+    for cut in (1, 20):
+        path.write_bytes(file.getvalue()[cut:])
+        with pytest.raises(StageError, match=name):
+            items(path)
+
+
+def test_a_word_document_that_is_nested_too_deep_is_put_aside(tmp_path: Path) -> None:
+    path = tmp_path / "a.docx"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", "<w:a>" * 5_000 + "</w:a>" * 5_000)
+    [item] = items(path)
+    assert isinstance(item, Rejected) and "nested" in item.reason

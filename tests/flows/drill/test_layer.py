@@ -165,18 +165,18 @@ def test_a_run_whose_journal_cannot_be_written_still_knows_how_it_ended(layer: L
     """A disk that failed or became read-only ended a run without a result, and without the reason."""
     begin = """
 from pathlib import Path
-from flows.runs.journal import RunJournal, StageRow
+from flows.runs.journal import RunJournal, JournalRow
 journal = RunJournal(Path("runs"), "run")
 journal.begin(pipeline="pipeline")
 print(flush=True)
 """
     end = """
-journal.row(StageRow("clean", "failed"))
+journal.row(JournalRow("clean", "failed"))
 journal.traceback("clean", "text")
 journal.end({"status": "failed", "stages": [], "errors": []})
 print(journal.result()["status"], journal.rows["clean"].status, flush=True)
 sys.stdin.readline()
-journal.row(StageRow("clean", "built"))
+journal.row(JournalRow("clean", "built"))
 print(journal.read()[-1]["status"])
 """
     assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]

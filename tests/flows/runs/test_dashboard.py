@@ -94,6 +94,13 @@ def test_the_form_of_a_changed_run_has_prefects_keys_and_types(tmp_path: Path) -
         changed(fields, dump(config), {"launch.no_such_key": "1"}, "config.yaml")
 
 
+def test_a_name_that_no_file_can_have_is_unknown(tmp_path: Path) -> None:
+    Store(tmp_path / "store")
+    pages, name = client(tmp_path / "store"), "x" * 300
+    for path in (f"run/{name}", f"run/{name}/events", f"artifact/sft/{name}/a", f"model/{name}", f"data/{name}"):
+        assert pages.get(f"/{path}").status_code == 404, path
+
+
 def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     root = tmp_path / "store"
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")

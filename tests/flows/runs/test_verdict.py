@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.deployment.start import exit_code
-from flows.runs.journal import HAS_ARTIFACT, JournalRow, Status
+from flows.runs.journal import JournalRow, Status
+from flows.runs.journal_forms import HAS_ARTIFACT
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
 from tasks.processes.failures import failure_of
