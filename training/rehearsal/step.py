@@ -1,0 +1,156 @@
+"""One step of one rank, by the set-up and the loop of a training, on tensors that have shapes and no memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infra.launch.config import LaunchConfig
+from training.backends.native import Native
+from training.config import ModelConfig, OptimizerConfig
+from training.core import ranks
+from training.core.callbacks import Callbacks
+from training.core.hardware import Hardware
+from training.core.train_state import Loader, TokenCount, TrainState
+from training.distributed.parallel import parallelize, shard_optimizer
+from training.model.blocks import checkpoint_activations
+from training.model.models import build, hf_config
+from training.rehearsal.records import Records, Sent, of_tensors
+from training.rehearsal.stand_ins import without_devices
+from training.train_modules.language_model import LanguageModel
+from training.trainer.optimizers import optimizer_of
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A training that is set up without its devices.
+
+    vocabulary: rows of the embedding. length: tokens of a sequence. microbatch: sequences at once. microbatches: of a
+    step. gpu: True if it is for GPUs, whose chunks of logits are larger. bf16: True for bf16 autocast, else fp32.
+    """
+
+    model: ModelConfig
+    vocabulary: int
+    length: int
+    launch: LaunchConfig
+    microbatch: int
+    microbatches: int
+    optimizer: OptimizerConfig = OptimizerConfig()
+    gpu: bool = True
+    bf16: bool = True
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions in a pipeline that hold different layers: the first, the last and one between them."""
+        last = self.launch.pipeline_parallel - 1
+        return sorted({0, last // 2, last})
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """Bytes of one rank in a step.
+
+    weights, gradients, optimizer: between the steps; gradients before they are cleared. most: of all tensors at once.
+    sent: by kind, dimension of the mesh and link ("node" within a node, "network" between nodes), with the number of
+    collectives.
+    """
+
+    rank: int
+    position: int
+    weights: int
+    gradients: int
+    optimizer: int
+    most: int
+    sent: dict[tuple[str, str, str], tuple[int, int]]
+
+
+def rehearse_rank(job: Rehearsal, position: int) -> RankRecord:
+    """Set up a rank of the first pipeline and run two steps, of which the second is recorded. Raises what the set-up of
+    such a training raises, on the first rank that differs."""
+    launch = job.launch
+    rank = position * launch.tensor_parallel * launch.context_parallel
+    tokens = job.microbatch * job.length // launch.context_parallel
+    if launch.expert_parallel > 1:
+        tokens //= launch.tensor_parallel
+    choices = tokens * (job.model.transformers or {}).get("num_experts_per_tok", 0)
+    with without_devices(rank, launch.ranks, launch.processes, choices=choices, gpu=job.gpu):
+        ranks.share_examples(*launch.shares_of_examples)
+        ranks.share_experts(launch.expert_parallel)
+        with Records().watching() as records:
+            return _two_steps(job, position, records)
+
+
+def _two_steps(job: Rehearsal, position: int, records: Records) -> RankRecord:
+    hardware = Hardware(torch.device("cpu"), job.bf16, "sdpa")
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    network = build(hf_config(job.model, job.vocabulary, special), 0)
+    network.set_attn_implementation("sdpa")
+    model = LanguageModel(network, hardware)
+
+    # As in training/trainer/fit.py.
+    launch = job.launch
+    checkpoint_activations(model, launch.recompute)
+    parallelize(model, launch, hardware)
+    optimizer = optimizer_of(model, job.optimizer, hardware.compute, model.experts)
+    optimizer = shard_optimizer(optimizer, launch, hardware, model.experts)
+    loader = Loader(None, _count_tokens)  # type: ignore[arg-type]
+    state = TrainState(model, optimizer, loader, Callbacks([]), hardware.device, 0)
+    trainer = Native(state, batches=2, microbatch=job.microbatch)
+
+    gradients = 0
+
+    def measure_gradients(*_: Any) -> None:
+        nonlocal gradients
+        gradients = of_tensors([weight.grad for weight in model.parameters() if weight.grad is not None])
+
+    optimizer.register_step_pre_hook(measure_gradients)
+    for count in (launch.pipeline_parallel, job.microbatches):
+        records.begin()  # the first step has no optimizer state yet
+        trainer._step(_batch(job, count))
+    states = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
+    weights = of_tensors(list(model.parameters()))
+    optimizer.zero_grad(set_to_none=True)
+    sent: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for key, size in records.sent.items():
+        place = (key.kind, *_place(key, launch))
+        before = sent.get(place, (0, 0))
+        sent[place] = before[0] + size, before[1] + records.calls[key]
+    return RankRecord(ranks.rank(), position, weights, gradients, of_tensors(states), records.most, sent)
+
+
+def _batch(job: Rehearsal, microbatches: int) -> dict[str, Tensor]:
+    """A batch of this rank in which a sequence is a document, so that attention needs no mask: as kernels of a GPU,
+    which take the bounds of documents."""
+    shape = job.microbatch * microbatches, job.length
+    ids = torch.empty(shape, dtype=torch.float32).long()
+    positions = torch.empty(shape, dtype=torch.float32).long()
+    return {"input_ids": ids, "labels": ids, "position_ids": positions}
+
+
+def _count_tokens(batch: Any) -> TokenCount:
+    return TokenCount(batch["labels"].numel(), batch["labels"].numel())
+
+
+def _place(sent: Sent, launch: LaunchConfig) -> tuple[str, str]:
+    """Dimension of the mesh along which a group's ranks differ, and the link between them."""
+    sizes = {
+        "tensor": launch.tensor_parallel, "context": launch.context_parallel, "pipeline": launch.pipeline_parallel,
+        "data": launch.ranks // math.prod(launch.shares_of_examples),
+    }  # fmt: skip
+    numbers, varying = list(sent.members), []
+    for name, size in sizes.items():
+        if len({number % size for number in numbers}) > 1:
+            varying.append(name)
+        numbers = [number // size for number in numbers]
+    nodes = {number // launch.processes for number in sent.members}
+    if sent.kind == "all_to_all":
+        dimension = "experts"
+    elif set(varying) <= {"data", "context"} and "data" in varying:
+        dimension = "data"
+    else:
+        dimension = "+".join(varying) or "alone"
+    return dimension, "node" if len(nodes) == 1 else "network"
