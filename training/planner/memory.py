@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from training.planner.architecture import Architecture
-from training.planner.pipeline_ranks import Part, part_of
+from training.planner.pipeline_ranks import Part, part_of, weights_outside
 from training.planner.step_time import RankLayout, Training, microbatches
 
 _WEIGHT, _GRADIENT = 4, 4
@@ -140,7 +140,7 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     part = part_of(arch.layers, at.pp, at.interleave, rank, count)
     experts = arch.experts * arch.mlp_weights / at.expert_parts if arch.experts > 1 else 0.0  # of a layer
     layer = (arch.layer_weights - experts * at.expert_parts) / at.tp + experts
-    outside = _outside(arch, part) / at.tp
+    outside = weights_outside(arch, part) / at.tp
     own_parameters = part.layers * layer + outside
     shards = at.shards(job.device.node)
     gathers = at.sharding in ("zero2", "zero3", "hsdp") and (ranks > 1 or job.offload)
@@ -230,17 +230,6 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     full = max(moments, key=lambda moment: sum(moment))
     parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, full.buffers]
     return Memory(*parts, fragmentation=(FRAGMENTED if cuda else 0.0) * sum(parts))  # type: ignore[misc]
-
-
-def _outside(arch: Architecture, part: Part) -> float:
-    """Parameters of the part outside of the layers: the embedding in the first part, the output layer in the last one;
-    both parts have a copy even if the two are tied."""
-    outside, positions = arch.parameters - arch.layers * arch.layer_weights, arch.learned_positions * arch.width
-    if part.first and part.last:
-        return outside
-    if part.first:
-        return arch.embedding + positions
-    return outside - positions - (0 if arch.tied else arch.embedding) if part.last else 0.0
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def needs(
     rank = lora.rank if lora else 0
     adapters = adapter_weights(arch, rank) / arch.parameters
     learnt = adapters or 1.0
-    moments = _moments(config, arch) * learnt
+    moments = moments_of(config, arch) * learnt
     batch = max(sequences, parts)
     host = launch.offload and device.name != "cpu"  # a CPU's memory is the host's
     job = Training(
@@ -194,7 +194,7 @@ def needs(
     )
 
 
-def _moments(config: TrainerConfig, arch: Architecture) -> float:
+def moments_of(config: TrainerConfig, arch: Architecture) -> float:
     """Bytes of optimizer state per parameter: AdamW has two moments, Lion one, Muon one for matrices of the blocks,
     Adafactor one number per row and column."""
     if config.optimizer.kind == "lion":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +14,6 @@ from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed as ddp
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -52,13 +51,14 @@ def without_devices(rank: int, world: int, node: int, *, choices: int, gpu: bool
         patch.object(ddp, "_verify_param_shape_across_processes", _nothing),
         patch.object(ddp, "_sync_module_states", _nothing),
         patch.object(ddp.DistributedDataParallel, "__init__", _ddp_init),
+        # A router's counts are read: each expert, and each rank that holds some, gets as many tokens as any other.
+        patch.object(FakeTensor, "tolist", lambda counts: [choices // len(counts)] * len(counts)),
         # Module.to replaces weights without memory even if they are on the device already, and unties them.
         patch.object(nn.Module, "to", _to),
     ):
         distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         try:
-            routed = _EvenlyRouted(choices) if choices else nullcontext()
-            with FakeTensorMode(allow_non_fake_inputs=True), routed, _Values():
+            with FakeTensorMode(allow_non_fake_inputs=True), _Values(choices):
                 yield
         finally:
             distributed.destroy_process_group()
@@ -99,6 +99,10 @@ class _Values(TorchDispatchMode):
     """Computes small tensors of integers for real, since meshes and positions need their values, and answers a read of
     a single value of a tensor without memory by 1."""
 
+    def __init__(self, choices: int) -> None:
+        super().__init__()
+        self._choices = choices
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind is DTensor for kind in types):
             return NotImplemented
@@ -106,8 +110,11 @@ class _Values(TorchDispatchMode):
         if FakeTensor in types:
             if func is _SCALAR:
                 return True if args[0].dtype == torch.bool else 1
-            if func is torch.ops.aten.bincount.default:  # its length depends on values, but for a mixture's experts
+            # Lengths that depend on values: of a mixture's counts, and of the tokens that come to its experts.
+            if func is torch.ops.aten.bincount.default:
                 return args[0].new_empty(kwargs.get("minlength") or args[2])
+            if func is torch.ops.aten.repeat_interleave.Tensor:
+                return args[0].new_empty(self._choices)
         elif _is_real(func, args, kwargs):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
@@ -125,16 +132,3 @@ def _is_real(func: Any, args: Any, kwargs: Any) -> bool:
     if func in _COUNTING:
         return dtype is None or not dtype.is_floating_point
     return func in _FILLED and dtype is not None and not dtype.is_floating_point and math.prod(args[0]) <= _SMALL
-
-
-class _EvenlyRouted(TorchFunctionMode):
-    """Answers a read of how many tokens go to each expert or rank by equal parts."""
-
-    def __init__(self, choices: int) -> None:
-        super().__init__()
-        self._choices = choices
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.tolist and isinstance(args[0], FakeTensor) and args[0].ndim == 1:
-            return [self._choices // len(args[0])] * len(args[0])
-        return func(*args, **(kwargs or {}))

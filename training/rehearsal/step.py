@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from infra.launch.config import LaunchConfig
 from training.backends.native import Native
-from training.config import ModelConfig, OptimizerConfig
 from training.core import ranks
 from training.core.callbacks import Callbacks
 from training.core.hardware import Hardware
@@ -19,60 +18,18 @@ from training.core.train_state import Loader, TokenCount, TrainState
 from training.distributed.parallel import parallelize, shard_optimizer
 from training.model.blocks import checkpoint_activations
 from training.model.models import build, hf_config
+from training.rehearsal.job import Collective, RankRecord, Rehearsal
 from training.rehearsal.records import Records, Sent, of_tensors
 from training.rehearsal.stand_ins import without_devices
 from training.train_modules.language_model import LanguageModel
 from training.trainer.optimizers import optimizer_of
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """A training that is set up without its devices.
-
-    vocabulary: rows of the embedding. length: tokens of a sequence. microbatch: sequences at once. microbatches: of a
-    step. gpu: True if it is for GPUs, whose chunks of logits are larger. bf16: True for bf16 autocast, else fp32.
-    """
-
-    model: ModelConfig
-    vocabulary: int
-    length: int
-    launch: LaunchConfig
-    microbatch: int
-    microbatches: int
-    optimizer: OptimizerConfig = OptimizerConfig()
-    gpu: bool = True
-    bf16: bool = True
-
-    @property
-    def positions(self) -> list[int]:
-        """Positions in a pipeline that hold different layers: the first, the last and one between them."""
-        last = self.launch.pipeline_parallel - 1
-        return sorted({0, last // 2, last})
-
-
-@dataclass(frozen=True)
-class RankRecord:
-    """Bytes of one rank in a step.
-
-    weights, gradients, optimizer: between the steps; gradients before they are cleared. most: of all tensors at once.
-    sent: by kind, dimension of the mesh and link ("node" within a node, "network" between nodes), with the number of
-    collectives.
-    """
-
-    rank: int
-    position: int
-    weights: int
-    gradients: int
-    optimizer: int
-    most: int
-    sent: dict[tuple[str, str, str], tuple[int, int]]
-
-
 def rehearse_rank(job: Rehearsal, position: int) -> RankRecord:
     """Set up a rank of the first pipeline and run two steps, of which the second is recorded. Raises what the set-up of
     such a training raises, on the first rank that differs."""
     launch = job.launch
-    rank = position * launch.tensor_parallel * launch.context_parallel
+    rank = job.rank_at(position)
     tokens = job.microbatch * job.length // launch.context_parallel
     if launch.expert_parallel > 1:
         tokens //= launch.tensor_parallel
@@ -114,12 +71,24 @@ def _two_steps(job: Rehearsal, position: int, records: Records) -> RankRecord:
     states = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
     weights = of_tensors(list(model.parameters()))
     optimizer.zero_grad(set_to_none=True)
-    sent: dict[tuple[str, str, str], tuple[int, int]] = {}
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    calls: Counter[tuple[str, str, str]] = Counter()
     for key, size in records.sent.items():
         place = (key.kind, *_place(key, launch))
-        before = sent.get(place, (0, 0))
-        sent[place] = before[0] + size, before[1] + records.calls[key]
-    return RankRecord(ranks.rank(), position, weights, gradients, of_tensors(states), records.most, sent)
+        sizes[place] += size
+        calls[place] += records.calls[key]
+    return RankRecord(
+        rank=ranks.rank(),
+        position=position,
+        weights=weights,
+        gradients=gradients,
+        optimizer=of_tensors(states),
+        most=records.most,
+        collectives=tuple(
+            Collective(kind=kind, dimension=dimension, link=link, sent_bytes=size, calls=calls[kind, dimension, link])
+            for (kind, dimension, link), size in sorted(sizes.items())
+        ),
+    )
 
 
 def _batch(job: Rehearsal, microbatches: int) -> dict[str, Tensor]:
@@ -147,10 +116,5 @@ def _place(sent: Sent, launch: LaunchConfig) -> tuple[str, str]:
             varying.append(name)
         numbers = [number // size for number in numbers]
     nodes = {number // launch.processes for number in sent.members}
-    if sent.kind == "all_to_all":
-        dimension = "experts"
-    elif set(varying) <= {"data", "context"} and "data" in varying:
-        dimension = "data"
-    else:
-        dimension = "+".join(varying) or "alone"
+    dimension = "experts" if sent.kind == "all_to_all" else "+".join(varying) or "alone"
     return dimension, "node" if len(nodes) == 1 else "network"
