@@ -109,7 +109,8 @@ class Training:
     share; it only affects expert parallelism, since otherwise each device computes its own tokens. learnt: share of the
     parameters that have gradients; for adapters, their number relative to that of the frozen weights. adapters: their
     rank, 0 if all weights learn. offload: True if sharded weights, gradients and the optimizer's state are in the
-    host's memory instead of the device's.
+    host's memory instead of the device's. half_sent: True for other systems, whose devices send the residual stream in
+    the precision of products, and a pipeline's hand-over in parts; here both are sent in fp32 and whole.
     """
 
     arch: Architecture
@@ -124,6 +125,7 @@ class Training:
     learnt: float = 1.0
     adapters: int = 0
     offload: bool = False
+    half_sent: bool = False
 
     @property
     def peak(self) -> float:
@@ -239,7 +241,7 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
         if at.ep > 1:  # each sends its own tokens to experts
             sums //= 2
         stream, states = _STREAM * rows * arch.width, job.element * rows * arch.width
-        if job.kernels.name == "megatron":
+        if job.half_sent:
             tensor = layers * sums * net.all_reduce(states, at.tp, 1)
         else:
             # A sum is scattered and gathered, one of them in the residual stream's precision. Outside of the layers it
@@ -260,7 +262,7 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
         experts = layers * times * net.all_to_all(sent, at.ep, 1)
     if at.pp > 1:
         crossing = rows * arch.width * _STREAM
-        if job.kernels.name == "megatron":  # which sends half of the bytes, and a part of them from each device of a group
+        if job.half_sent:
             crossing = rows * arch.width * job.element / at.tp
         pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp, at.devices)
     microbatch_time = compute + layers * again + tensor + context + experts + pipeline

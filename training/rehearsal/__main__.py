@@ -15,23 +15,23 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from infra.errors import Problem, StageError
-from training.rehearsal.job import Rehearsal
+from training.rehearsal.job import RankRecord, Rehearsal
 from training.rehearsal.step import rehearse_rank
 
 
-def main() -> None:
-    job = Rehearsal.model_validate_json(sys.stdin.read())
-    document: dict[str, Any] = {"ranks": []}
+def rehearsed(job: Rehearsal) -> dict[str, Any]:
+    """Return {"ranks": [RankRecord]} of the positions that hold different layers, or {"problems": [Problem]} of the
+    first that cannot be set up."""
+    records: list[RankRecord] = []
     for position in job.positions:
         answer = _in_a_process(job, position)
-        if "problems" in answer:
-            document = answer
-            break
-        document["ranks"].append(answer)
-    print(json.dumps(document))
+        if not isinstance(answer, RankRecord):
+            return {"problems": answer}
+        records.append(answer)
+    return {"ranks": records}
 
 
-def _in_a_process(job: Rehearsal, position: int) -> dict[str, Any]:
+def _in_a_process(job: Rehearsal, position: int) -> RankRecord | list[Problem]:
     """Rehearse a rank in a process of its own, since torch keeps groups of ranks for the life of a process."""
     forked = multiprocessing.get_context("fork")
     receiver, sender = forked.Pipe(duplex=False)
@@ -39,10 +39,10 @@ def _in_a_process(job: Rehearsal, position: int) -> dict[str, Any]:
     process.start()
     sender.close()
     try:
-        answer: dict[str, Any] = receiver.recv()
+        answer: RankRecord | list[Problem] = receiver.recv()
     except EOFError:
         message = f"the process that rehearses rank {job.rank_at(position)} of {job.launch.ranks} ended without a result"
-        answer = {"problems": [Problem("rehearsal_failed", "launch", message).as_json()]}
+        answer = [Problem("rehearsal_failed", "launch", message)]
     process.join()
     return answer
 
@@ -50,10 +50,11 @@ def _in_a_process(job: Rehearsal, position: int) -> dict[str, Any]:
 def _answer(job: Rehearsal, position: int, sender: Connection) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    answer: RankRecord | list[Problem]
     try:
-        answer = rehearse_rank(job, position).model_dump(mode="json")
+        answer = rehearse_rank(job, position)
     except StageError as error:
-        answer = {"problems": [problem.as_json() for problem in error.problems]}
+        answer = list(error.problems)
     except Exception as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
@@ -64,8 +65,17 @@ def _answer(job: Rehearsal, position: int, sender: Connection) -> None:
             f"{type(cause).__name__}: {reason}"
         )
         fix = "change the degrees of parallelism in launch:, or the model's sizes, so that the one divides the other"
-        answer = {"problems": [Problem("cannot_be_set_up", "launch", message, fix).as_json()]}
+        answer = [Problem("cannot_be_set_up", "launch", message, fix)]
     sender.send(answer)
+
+
+def main() -> None:
+    document = rehearsed(Rehearsal.model_validate_json(sys.stdin.read()))
+    print(json.dumps({name: [_plain(one) for one in values] for name, values in document.items()}))
+
+
+def _plain(one: RankRecord | Problem) -> dict[str, Any]:
+    return one.as_json() if isinstance(one, Problem) else one.model_dump(mode="json")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ def _sent(job: Training, at: RankLayout, records: Sequence[RankRecord]) -> list[
     planned = {dimension: float(getattr(time, dimension)) for dimension in _DIMENSIONS}
     if at.pp == 2:  # each rank is an end, and sends in one direction less
         planned["pipeline"] *= (2 * at.interleave - 1) / (2 * at.interleave)
+    if at.dp == 1 and at.cp > 1:  # ranks that share sequences have all copies of the weights: the two share a group
+        planned |= {"context": planned["context"] + planned["data"], "data": 0.0}
     total = sum(planned.values())
     rows = []
     for dimension in _DIMENSIONS:
@@ -87,10 +89,7 @@ def _planned_as(collective: Collective, at: RankLayout) -> str:
         return "experts"
     if "data" in names or "pipeline" in names:
         return "data"
-    # Where context parallelism has all ranks that hold the same weights, their weights and keys share a group.
-    if "context" in names:
-        return "data" if at.dp == 1 and collective.link == "weights" else "context"
-    return "tensor"
+    return "context" if "context" in names else "tensor"
 
 
 def _row(what: str, rank: int, planned: float, rehearsed: float) -> dict[str, Any]:

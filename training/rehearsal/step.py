@@ -26,8 +26,8 @@ from training.trainer.optimizers import optimizer_of
 
 
 def rehearse_rank(job: Rehearsal, position: int) -> RankRecord:
-    """Set up a rank of the first pipeline and run two steps, of which the second is recorded. Raises what the set-up of
-    such a training raises, on the first rank that differs."""
+    """Set up a rank of the first pipeline and record a step of it. Raises what the set-up and the step of such a training
+    raise."""
     launch = job.launch
     rank = job.rank_at(position)
     tokens = job.microbatch * job.length // launch.context_parallel
@@ -38,10 +38,10 @@ def rehearse_rank(job: Rehearsal, position: int) -> RankRecord:
         ranks.share_examples(*launch.shares_of_examples)
         ranks.share_experts(launch.expert_parallel)
         with Records().watching() as records:
-            return _two_steps(job, position, records)
+            return _step(job, position, records)
 
 
-def _two_steps(job: Rehearsal, position: int, records: Records) -> RankRecord:
+def _step(job: Rehearsal, position: int, records: Records) -> RankRecord:
     hardware = Hardware(torch.device("cpu"), job.bf16, "sdpa")
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     network = build(hf_config(job.model, job.vocabulary, special), 0)
@@ -56,7 +56,7 @@ def _two_steps(job: Rehearsal, position: int, records: Records) -> RankRecord:
     optimizer = shard_optimizer(optimizer, launch, hardware, model.experts)
     loader = Loader(None, _count_tokens)  # type: ignore[arg-type]
     state = TrainState(model, optimizer, loader, Callbacks([]), hardware.device, 0)
-    trainer = Native(state, batches=2, microbatch=job.microbatch)
+    trainer = Native(state, batches=1, microbatch=job.microbatch)
 
     gradients = 0
 
@@ -65,9 +65,13 @@ def _two_steps(job: Rehearsal, position: int, records: Records) -> RankRecord:
         gradients = of_tensors([weight.grad for weight in model.parameters() if weight.grad is not None])
 
     optimizer.register_step_pre_hook(measure_gradients)
-    for count in (launch.pipeline_parallel, job.microbatches):
-        records.begin()  # the first step has no optimizer state yet
-        trainer._step(_batch(job, count))
+    # A step without a forward pass, after which the optimizer has its state.
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    records.begin()
+    trainer._step(_batch(job))
     states = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
     weights = of_tensors(list(model.parameters()))
     optimizer.zero_grad(set_to_none=True)
@@ -91,10 +95,10 @@ def _two_steps(job: Rehearsal, position: int, records: Records) -> RankRecord:
     )
 
 
-def _batch(job: Rehearsal, microbatches: int) -> dict[str, Tensor]:
+def _batch(job: Rehearsal) -> dict[str, Tensor]:
     """A batch of this rank in which a sequence is a document, so that attention needs no mask: as kernels of a GPU,
     which take the bounds of documents."""
-    shape = job.microbatch * microbatches, job.length
+    shape = job.microbatch * job.microbatches, job.length
     ids = torch.empty(shape, dtype=torch.float32).long()
     positions = torch.empty(shape, dtype=torch.float32).long()
     return {"input_ids": ids, "labels": ids, "position_ids": positions}
