@@ -178,9 +178,8 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
         saved, once = kept.checkpoint + products, kept.layer - products
     else:
         saved = kept.layer
-    # The last rank holds what it gave for all microbatches, for the guard and the norms of activations; systems that
-    # have tensor parallelism beside a pipeline do not.
-    given = rows * arch.width * element if part.last and at.pp > 1 and at.tp == 1 else 0.0
+    # The last rank holds what it gave for all microbatches, for the guard and the norms of activations.
+    given = rows * arch.width * element if part.last and at.pp > 1 else 0.0
 
     rounded = 1 if job.precision == "fp8" else element  # bytes of a copied weight
     copies = rounded * arch.attention_weights / at.tp + (element * experts or rounded * arch.mlp_weights / at.tp)
@@ -211,7 +210,7 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
         if gathers:
             at_start = before + gradient * layer / shards
         # What a piece hands on to another rank is held until its backward pass.
-        handed_on = (under_way - part.last) * 4 * arch.width / sequence_ranks
+        handed_on = (under_way - part.last) * 4 * arch.width
         activations = rows * (under_way * part.piece * saved + handed_on + part.last * kept.outside)
         activations += (count - 1) * given
         casts = under_way * part.piece * copied_by_layer

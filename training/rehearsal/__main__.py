@@ -21,29 +21,36 @@ from training.rehearsal.step import rehearse_rank
 
 def rehearsed(job: Rehearsal) -> dict[str, Any]:
     """Return {"ranks": [RankRecord]} of the positions that hold different layers, or {"problems": [Problem]} of the
-    first that cannot be set up."""
-    records: list[RankRecord] = []
+    first that cannot be set up. Each rank has a process of its own, since torch keeps groups of ranks for the life of
+    one."""
+    forked = multiprocessing.get_context("fork")
+    processes, receivers = [], []
     for position in job.positions:
-        answer = _in_a_process(job, position)
-        if not isinstance(answer, RankRecord):
-            return {"problems": answer}
-        records.append(answer)
+        receiver, sender = forked.Pipe(duplex=False)
+        processes.append(forked.Process(target=_answer, args=(job, position, sender), daemon=True))
+        receivers.append(receiver)
+        processes[-1].start()
+        sender.close()
+    records: list[RankRecord] = []
+    try:
+        for position, receiver in zip(job.positions, receivers, strict=True):
+            answer = _received(job, position, receiver)
+            if not isinstance(answer, RankRecord):
+                return {"problems": answer}
+            records.append(answer)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
     return {"ranks": records}
 
 
-def _in_a_process(job: Rehearsal, position: int) -> RankRecord | list[Problem]:
-    """Rehearse a rank in a process of its own, since torch keeps groups of ranks for the life of a process."""
-    forked = multiprocessing.get_context("fork")
-    receiver, sender = forked.Pipe(duplex=False)
-    process = forked.Process(target=_answer, args=(job, position, sender))
-    process.start()
-    sender.close()
+def _received(job: Rehearsal, position: int, receiver: Connection) -> RankRecord | list[Problem]:
     try:
         answer: RankRecord | list[Problem] = receiver.recv()
     except EOFError:
         message = f"the process that rehearses rank {job.rank_at(position)} of {job.launch.ranks} ended without a result"
-        answer = [Problem("rehearsal_failed", "launch", message)]
-    process.join()
+        return [Problem("rehearsal_failed", "launch", message, "run it again, with more free memory")]
     return answer
 
 
