@@ -115,14 +115,12 @@ def lines(name: str) -> list[str]:
     rows = comparison(planned, at, document["ranks"])
     fullest = max(map(on_device, document["ranks"])) / 1e9
     fits = "fits" if fullest <= device.memory / 1e9 else "REFUSED"
-    said = f"{fits}: {fullest:.1f} of {device.memory / 1e9:.1f} GB; {time.monotonic() - begin:.0f} s; {case.differs}"
-    table = [f"| **{head}** | {said} | | | |"]
+    summary = f"{fits}: {fullest:.1f} of {device.memory / 1e9:.1f} GB; {time.monotonic() - begin:.0f} s; {case.differs}"
+    table = [f"| **{head}** | {summary} | | | |"]
     for row in rows:
         links = f"{row['node_gb']:.4g}, {row['network_gb']:.4g}" if "node_gb" in row else ""
         what = f"{row['what']}, rank {row['rank']}"
-        table.append(
-            f"| {what} | {row['planned_gb']:.4g} | {row['rehearsed_gb']:.4g} | {row['ratio']:.3f} | {links} |"
-        )
+        table.append(f"| {what} | {row['planned_gb']:.4g} | {row['rehearsed_gb']:.4g} | {row['ratio']:.3f} | {links} |")
     return table
 
 

@@ -46,9 +46,7 @@ from cli.common.output import as_json, print_table
 @click.option(
     "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check accepts."
 )
-@click.option(
-    "--rehearse", is_flag=True, help="Set the layout up without its devices, and compare memory and traffic."
-)
+@click.option("--rehearse", is_flag=True, help="Set the layout up without its devices, and compare memory and traffic.")
 @set_option
 @as_json
 def command(
@@ -155,7 +153,9 @@ def _print_rehearsal(rehearsal: dict[str, Any]) -> None:
             "planned": f"{row['planned_gb']:.4g}",
             "rehearsed": f"{row['rehearsed_gb']:.4g}",
             "ratio": "" if row["ratio"] is None else f"{row['ratio']:.3f}",
-            "links": f"{row['node_gb']:.4g} in the node, {row['network_gb']:.4g} between nodes" if "node_gb" in row else "",
+            "links": f"{row['node_gb']:.4g} in the node, {row['network_gb']:.4g} between nodes"
+            if "node_gb" in row
+            else "",
         }
         for row in rehearsal["rows"]
     ]

@@ -1,8 +1,7 @@
-"""Rehearsal of a plan: its layout is set up without the devices, in a process of its own, and compared with the plan."""
+"""Rehearsal of a plan: its layout is set up without the devices, in a separate process, and compared with the plan."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.config.architecture import architecture_of
 from flows.config.graph import graph
 from flows.config.read import load
-from flows.planning.needs import sequence_length
 from flows.planning.planned_config import launch_keys
 from infra.errors import ConfigError, Problem
+from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
 from training.config import ModelConfig, OptimizerConfig, PretrainConfig
 from training.config.presets import known_presets
@@ -163,7 +161,7 @@ def _run(job: Rehearsal) -> dict[str, Any]:
         check=False,
     )
     try:
-        document: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        document: dict[str, Any] = parse_own_json(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ConfigError(Problem("rehearsal_failed", "--rehearse", f"the rehearsal ended with: {last}")) from None

@@ -27,7 +27,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class MemoryWatch:
-    """Peak memory of a training on this rank's device, from now on: on a GPU of its tensors, on a CPU of the process."""
+    """Peak memory of a training from now on: on a GPU of this rank's tensors, on a CPU of its process."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

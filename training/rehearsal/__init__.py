@@ -1,4 +1,4 @@
 """Rehearsal of a layout of ranks without its devices: one step on tensors without memory, by the set-up of a training.
 
-Public: `rehearse` (in a process of its own), `compare` with the plan, and `Rehearsal`, what is rehearsed.
+Public: `__main__.rehearsed` of a `job.Rehearsal`, and `compare.comparison` with the plan.
 """

@@ -21,8 +21,7 @@ from training.rehearsal.step import rehearse_rank
 
 def rehearsed(job: Rehearsal) -> dict[str, Any]:
     """Return {"ranks": [RankRecord]} of the positions that hold different layers, or {"problems": [Problem]} of the
-    first that cannot be set up. Each rank has a process of its own, since torch keeps groups of ranks for the life of
-    one."""
+    first that cannot be set up. Each rank has a separate process, since torch keeps groups of ranks for its life."""
     forked = multiprocessing.get_context("fork")
     processes, receivers = [], []
     for position in job.positions:
@@ -49,7 +48,8 @@ def _received(job: Rehearsal, position: int, receiver: Connection) -> RankRecord
     try:
         answer: RankRecord | list[Problem] = receiver.recv()
     except EOFError:
-        message = f"the process that rehearses rank {job.rank_at(position)} of {job.launch.ranks} ended without a result"
+        rank = f"rank {job.rank_at(position)} of {job.launch.ranks}"
+        message = f"the process that rehearses {rank} ended without a result"
         return [Problem("rehearsal_failed", "launch", message, "run it again, with more free memory")]
     return answer
 
@@ -78,11 +78,11 @@ def _answer(job: Rehearsal, position: int, sender: Connection) -> None:
 
 def main() -> None:
     document = rehearsed(Rehearsal.model_validate_json(sys.stdin.read()))
-    print(json.dumps({name: [_plain(one) for one in values] for name, values in document.items()}))
+    print(json.dumps({name: [_plain(value) for value in values] for name, values in document.items()}))
 
 
-def _plain(one: RankRecord | Problem) -> dict[str, Any]:
-    return one.as_json() if isinstance(one, Problem) else one.model_dump(mode="json")
+def _plain(value: RankRecord | Problem) -> dict[str, Any]:
+    return value.as_json() if isinstance(value, Problem) else value.model_dump(mode="json")
 
 
 if __name__ == "__main__":

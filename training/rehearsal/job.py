@@ -1,4 +1,4 @@
-"""What is rehearsed, and the records of each rank."""
+"""The training that is rehearsed, and the records of each rank."""
 
 from __future__ import annotations
 

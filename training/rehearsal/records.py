@@ -26,8 +26,8 @@ class Sent(NamedTuple):
 
 _KINDS: dict[str, str] = {
     "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce",
-    "_allgather_base_": "all_gather", "all_gather_into_tensor": "all_gather", "all_gather_into_tensor_out": "all_gather",
-    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather", "allgather_": "all_gather",
+    "all_gather_into_tensor": "all_gather", "all_gather_into_tensor_out": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
     "broadcast_": "broadcast", "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
     "send": "send", "recv_": "receive",

@@ -110,7 +110,7 @@ class _Values(TorchDispatchMode):
         if FakeTensor in types:
             if func is _SCALAR:
                 return True if args[0].dtype == torch.bool else 1
-            # Lengths that depend on values: of a mixture's counts, and of the tokens that come to its experts.
+            # Lengths that depend on values: of a mixture's counts, and of the tokens that reach its experts.
             if func is torch.ops.aten.bincount.default:
                 return args[0].new_empty(kwargs.get("minlength") or args[2])
             if func is torch.ops.aten.repeat_interleave.Tensor:
@@ -127,7 +127,7 @@ def _is_real(func: Any, args: Any, kwargs: Any) -> bool:
         return False
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if tensors:
-        return all(not one.is_floating_point() and one.numel() <= _SMALL for one in tensors)
+        return all(not tensor.is_floating_point() and tensor.numel() <= _SMALL for tensor in tensors)
     dtype = kwargs.get("dtype")
     if func in _COUNTING:
         return dtype is None or not dtype.is_floating_point

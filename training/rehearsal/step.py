@@ -26,8 +26,7 @@ from training.trainer.optimizers import optimizer_of
 
 
 def rehearse_rank(job: Rehearsal, position: int) -> RankRecord:
-    """Set up a rank of the first pipeline and record a step of it. Raises what the set-up and the step of such a training
-    raise."""
+    """Set up a rank of the first pipeline and record a step of it. Raises the errors that such a training raises."""
     launch = job.launch
     rank = job.rank_at(position)
     tokens = job.microbatch * job.length // launch.context_parallel
@@ -72,15 +71,15 @@ def _step(job: Rehearsal, position: int, records: Records) -> RankRecord:
     optimizer.zero_grad(set_to_none=True)
     records.begin()
     trainer._step(_batch(job))
-    states = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, Tensor)]
+    states = [value for entries in optimizer.state.values() for value in entries.values() if isinstance(value, Tensor)]
     weights = of_tensors(list(model.parameters()))
     optimizer.zero_grad(set_to_none=True)
     sizes: Counter[tuple[str, str, str]] = Counter()
     calls: Counter[tuple[str, str, str]] = Counter()
     for key, size in records.sent.items():
-        place = (key.kind, *_place(key, launch))
-        sizes[place] += size
-        calls[place] += records.calls[key]
+        group = (key.kind, *_dimension_and_link(key, launch))
+        sizes[group] += size
+        calls[group] += records.calls[key]
     return RankRecord(
         rank=ranks.rank(),
         position=position,
@@ -108,7 +107,7 @@ def _count_tokens(batch: Any) -> TokenCount:
     return TokenCount(batch["labels"].numel(), batch["labels"].numel())
 
 
-def _place(sent: Sent, launch: LaunchConfig) -> tuple[str, str]:
+def _dimension_and_link(sent: Sent, launch: LaunchConfig) -> tuple[str, str]:
     """Dimension of the mesh along which a group's ranks differ, and the link between them."""
     sizes = {
         "tensor": launch.tensor_parallel, "context": launch.context_parallel, "pipeline": launch.pipeline_parallel,

@@ -1,4 +1,4 @@
-"""`stemma plan --rehearse`: layouts are set up without their devices, held against the plan, and refused if they fail."""
+"""`stemma plan --rehearse`: layouts are set up without devices, held against the plan, and refused if they fail."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_command_rehearses_64_devices_and_links(tmp_path: Path) -> None:
     assert answer.code == 0, answer.document
     rehearsal = answer.document["rehearsal"]
     assert rehearsal["ranks"] == 64 and rehearsal["rehearsed_ranks"] == [0]
-    kinds = {(one["kind"], one["link"]) for one in rehearsal["collectives"] if one["sent_bytes"] > 1e4}
+    kinds = {(sent["kind"], sent["link"]) for sent in rehearsal["collectives"] if sent["sent_bytes"] > 1e4}
     assert kinds == {("all_gather", "node"), ("reduce_scatter", "node"), ("all_reduce", "network")}
 
 
