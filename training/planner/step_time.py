@@ -249,6 +249,8 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
             tensor = layers * sums * net.all_reduce((stream + states) / 2, at.tp, 1)
             tensor += 2 * net.all_gather(stream, at.tp, 1) + net.all_reduce(stream, at.tp, 1)
             tensor += net.all_reduce(states, at.tp, 1) if at.pp == 1 else 0.0
+            if at.recompute == "full":  # a layer's last sum is not computed again, since nothing needs it
+                tensor -= layers * net.all_gather(states, at.tp, 1)
     if at.cp > 1:
         # Keys and values are gathered in a layer's forward pass, their gradients summed and scattered in the backward
         # pass; nothing of it hides (training/distributed/context_parallel.py).

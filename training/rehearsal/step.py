@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 from typing import Any
@@ -69,6 +70,7 @@ def _step(job: Rehearsal, position: int, records: Records) -> RankRecord:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    gc.collect()  # layers that other ranks hold
     records.begin()
     trainer._step(_batch(job))
     states = [value for entries in optimizer.state.values() for value in entries.values() if isinstance(value, Tensor)]
