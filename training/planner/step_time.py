@@ -238,8 +238,8 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
     if at.tp > 1:
         # Two sums of (rows, d) in a layer's forward pass and two backward (Shoeybi et al. 2019, section 3).
         # Full checkpointing computes the former again, and here also selective checkpointing, which keeps products alone.
-        again = at.recompute == "full" or (at.recompute == "selective" and not job.half_sent)
-        sums = 4 + (2 if again else 0)
+        repeats = at.recompute == "full" or (at.recompute == "selective" and not job.half_sent)
+        sums = 4 + (2 if repeats else 0)
         if at.ep > 1:  # each sends its own tokens to experts
             sums //= 2
         stream, states = _STREAM * rows * arch.width, job.element * rows * arch.width
@@ -251,7 +251,7 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
             tensor = layers * sums * net.all_reduce((stream + states) / 2, at.tp, 1)
             tensor += 2 * net.all_gather(stream, at.tp, 1) + net.all_reduce(stream, at.tp, 1)
             tensor += net.all_reduce(states, at.tp, 1) if at.pp == 1 else 0.0
-            if again and at.ep == 1:  # a layer's last sum is not computed again, since nothing needs it
+            if repeats and at.ep == 1:  # a layer's last sum is not computed again, since nothing needs it
                 tensor -= layers * net.all_gather(states, at.tp, 1)
     if at.cp > 1:
         # Keys and values are gathered in a layer's forward pass, their gradients summed and scattered in the backward
