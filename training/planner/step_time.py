@@ -237,7 +237,7 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
     tensor = context = experts = pipeline = 0.0
     if at.tp > 1:
         # Two sums of (rows, d) in a layer's forward pass and two backward (Shoeybi et al. 2019, section 3).
-        # Full checkpointing computes the former again, and here also selective checkpointing, which keeps products alone.
+        # Full checkpointing computes the former again; here also selective checkpointing, which keeps products alone.
         repeats = at.recompute == "full" or (at.recompute == "selective" and not job.half_sent)
         sums = 4 + (2 if repeats else 0)
         if at.ep > 1:  # each sends its own tokens to experts

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command import stemma, write_config
 
 from infra.launch.config import LaunchConfig
-from tests.support.command import stemma, write_config
 from tests.support.pipelines import data_config
 from training.config import ModelConfig
 from training.core.devices import DEVICES
