@@ -134,7 +134,8 @@ def _members(args: Any, kwargs: Any) -> tuple[int, ...]:
         if isinstance(leaf, str):
             from torch._C._distributed_c10d import _resolve_process_group
 
-            return tuple(distributed.get_process_group_ranks(_resolve_process_group(leaf)  # type: ignore[arg-type]))
+            group = _resolve_process_group(leaf)  # type: ignore[arg-type]
+            return tuple(distributed.get_process_group_ranks(group))
     raise TypeError("expected a collective with a process group")
 
 
