@@ -211,6 +211,8 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
             at_start = before + gradient * layer / shards
         # What a piece hands on to another rank is held until its backward pass.
         handed_on = (under_way - part.last) * 4 * arch.width
+        # So is what it received, of which ranks that share layers keep their part as the first layer's input too.
+        handed_on += (under_way - part.first) * 4 * arch.width * (1 - 1 / sequence_ranks) if at.pp > 1 else 0.0
         activations = rows * (under_way * part.piece * saved + handed_on + part.last * kept.outside)
         activations += (count - 1) * given
         casts = under_way * part.piece * copied_by_layer

@@ -101,7 +101,7 @@ def _batch(job: Rehearsal) -> dict[str, Tensor]:
     which take the bounds of documents."""
     shape = job.microbatch * job.microbatches, job.length
     ids = torch.empty(shape, dtype=torch.float32).long()
-    positions = torch.empty(shape, dtype=torch.float32).long()
+    positions = torch.arange(job.length).repeat(shape[0], 1)  # with values, by which transformers sees one document
     return {"input_ids": ids, "labels": ids, "position_ids": positions}
 
 
