@@ -46,10 +46,17 @@ from cli.common.output import as_json, print_table
 @click.option(
     "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check accepts."
 )
+@click.option("--rehearse", is_flag=True, help="Set the layout up without its devices, and compare memory and traffic.")
 @set_option
 @as_json
 def command(
-    config: Path | None, settings: tuple[str, ...], as_json: bool, page: Path | None, write: Path | None, **options: Any
+    config: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    page: Path | None,
+    write: Path | None,
+    rehearse: bool,
+    **options: Any,
 ) -> tuple[dict[str, Any], int]:
     """Plan a pretraining: time, cost, energy, memory and layout, with ranges and their assumptions.
 
@@ -61,12 +68,20 @@ def command(
     stemma plan --preset gpt-1.3b --tokens 20e9 --gpu a100-80 --gpus 8
     stemma plan --money 5000 --gpu h100
     stemma plan CONFIG --gpu h100 --gpus 64
+
+    --rehearse sets up CONFIG's launch:, or the plan's layout without one, on tensors without memory: one step of the
+    training's own code, of each rank that holds other layers. A layout that cannot be set up or does not fit is
+    refused.
     """
     from training.planner.plan import plan, request
 
     wishes = {name.replace("sequence_length", "length"): value for name, value in options.items() if value is not None}
     plan_request = request(**_merge_wishes(config, settings, wishes))
     document = plan(plan_request)
+    if rehearse:
+        from flows.planning.rehearsal import rehearse as rehearsal_of
+
+        document["rehearsal"] = rehearsal_of(document, config, settings_of(settings))
     if write:
         from flows.planning.planned_config import write_config
 
@@ -115,9 +130,34 @@ def _print(document: dict[str, Any]) -> None:
     click.echo(f"\n{verdict_title(document)}")
     for reason in document["verdict"]["because"]:
         click.echo(f"  {reason}")
+    if "rehearsal" in document:
+        _print_rehearsal(document["rehearsal"])
     click.echo("\nother layouts")
     for entry in document["others"]:
         click.echo(f"  {entry['layout']}: {entry['why']}")
     click.echo("\nwhat this rests on")
     for entry in document["assumptions"]:
         click.echo(f"  {entry}")
+
+
+def _print_rehearsal(rehearsal: dict[str, Any]) -> None:
+    ranks = ", ".join(map(str, rehearsal["rehearsed_ranks"]))
+    click.echo(
+        f"\nrehearsed: a step of {rehearsal['microbatches']} of {rehearsal['microbatches_of_a_step']} microbatches, on "
+        f"rank {ranks} of {rehearsal['ranks']}; at most {rehearsal['memory_gb']:.2f} of "
+        f"{rehearsal['memory_gb_of_device']:.1f} GB"
+    )
+    table = [
+        {
+            "what": f"{row['what']}, rank {row['rank']}",
+            "planned": f"{row['planned_gb']:.4g}",
+            "rehearsed": f"{row['rehearsed_gb']:.4g}",
+            "ratio": "" if row["ratio"] is None else f"{row['ratio']:.3f}",
+            "links": f"{row['node_gb']:.4g} in the node, {row['network_gb']:.4g} between nodes"
+            if "node_gb" in row
+            else "",
+        }
+        for row in rehearsal["rows"]
+    ]
+    heads = {"what": "", "planned": "planned, GB", "rehearsed": "rehearsed, GB", "ratio": "ratio", "links": "by link"}
+    print_table(table, heads)

@@ -71,8 +71,7 @@ def planned_config(plan: Mapping[str, Any], name: str) -> str:
             "and a plan sets launch: to no other"
         )
         raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
-    processes = _processes(plan["gpus"], plan["devices_of_node"], layout["tp"])
-    nodes = plan["gpus"] // processes
+    launch = launch_keys(plan)
     called = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "planned"
     recipe = plan["model"].replace("gpt-", "gpt3-")
     distance = max(1, min(plan["failures"]["checkpoint_every_batches"], plan["batches"]))
@@ -115,16 +114,32 @@ def planned_config(plan: Mapping[str, Any], name: str) -> str:
             "",
             "launch:",
             f"  hardware: {plan['gpu']}",
-            f"  processes: {processes} # one a GPU",
-            *([f"  nodes: {nodes} # say by launch.cluster what starts them"] if nodes > 1 else []),
+            f"  processes: {launch['processes']} # one a GPU",
+            *([f"  nodes: {launch['nodes']} # say by launch.cluster what starts them"] if launch["nodes"] > 1 else []),
             *_groups(layout),
             *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
-            f"  sharding: {'fsdp' if layout['sharding'] == 'zero3' else layout['sharding']}",
-            f"  recompute: {layout['recompute']}",
-            f"  microbatch: {layout['microbatch']}",
+            *(f"  {key}: {launch[key]}" for key in ("sharding", "recompute", "microbatch")),
             "",
         ]
     )
+
+
+def launch_keys(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `launch:` for the layout that a plan can set it to."""
+    layout = plan["runnable"]
+    processes = _processes(plan["gpus"], plan["devices_of_node"], layout["tp"])
+    degrees = {key: layout[short] for short, key, _ in _KINDS if layout[short] > 1}
+    return {
+        "hardware": plan["gpu"],
+        "processes": processes,
+        "nodes": plan["gpus"] // processes,
+        **degrees,
+        **({"trainer": "native"} if degrees else {}),
+        **({"pipeline_pieces": layout["interleave"]} if layout["interleave"] > 1 else {}),
+        "sharding": "fsdp" if layout["sharding"] == "zero3" else layout["sharding"],
+        "recompute": layout["recompute"],
+        "microbatch": layout["microbatch"],
+    }
 
 
 def write_config(plan: Mapping[str, Any], path: Path) -> None:
@@ -150,15 +165,18 @@ def _processes(gpus: int, node: int, tensor: int) -> int:
     return max((size for size in range(1, min(gpus, node) + 1) if gpus % size == 0), key=lambda n: (n % tensor == 0, n))
 
 
+_KINDS = (
+    ("tp", "tensor_parallel", "these share each layer"),
+    ("cp", "context_parallel", "these share each sequence"),
+    ("pp", "pipeline_parallel", "these hold some of the layers each"),
+    ("ep", "expert_parallel", "these hold some of the experts each"),
+)
+"""Degrees of parallelism: their names in a plan and in `launch:`, with a comment."""
+
+
 def _groups(layout: Mapping[str, Any]) -> list[str]:
     """The lines of `launch:` for ranks that share one model, and the loop that knows them."""
-    kinds = (
-        ("tp", "tensor_parallel", "these share each layer"),
-        ("cp", "context_parallel", "these share each sequence"),
-        ("pp", "pipeline_parallel", "these hold some of the layers each"),
-        ("ep", "expert_parallel", "these hold some of the experts each"),
-    )
-    lines = [f"  {key}: {layout[short]} # {comment}" for short, key, comment in kinds if layout[short] > 1]
+    lines = [f"  {key}: {layout[short]} # {comment}" for short, key, comment in _KINDS if layout[short] > 1]
     return [*lines, "  trainer: native"] if lines else []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +27,21 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class MemoryWatch:
-    """Peak memory of a training on this rank's device, from now on.
+    """Peak memory of a training from now on: on a GPU of this rank's tensors, on a CPU of its process."""
 
-    On a GPU this is the memory of its tensors. On a CPU it is the process's resident memory, without the memory held
-    before the training, weights excepted: interpreter and libraries are not part of a plan.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._beside = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        try:
-            _CLEAR.write_text("5")  # the peak counts from now; not allowed everywhere
-        except OSError:
-            return
-        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-        self._beside = max(0, _resident("VmRSS") - weights)
+        with suppress(OSError):  # not allowed everywhere
+            _CLEAR.write_text("5")  # the peak counts from now
 
     def peak(self) -> int:
         """Return the peak of memory, in bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
-        return _resident("VmHWM") - self._beside
+        return _resident("VmHWM")
 
 
 def _resident(name: str) -> int:

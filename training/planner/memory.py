@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from training.planner.architecture import Architecture
-from training.planner.pipeline_ranks import Part, part_of
+from training.planner.pipeline_ranks import Part, part_of, weights_outside
 from training.planner.step_time import RankLayout, Training, microbatches
 
 _WEIGHT, _GRADIENT = 4, 4
@@ -140,7 +140,7 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     part = part_of(arch.layers, at.pp, at.interleave, rank, count)
     experts = arch.experts * arch.mlp_weights / at.expert_parts if arch.experts > 1 else 0.0  # of a layer
     layer = (arch.layer_weights - experts * at.expert_parts) / at.tp + experts
-    outside = _outside(arch, part) / at.tp
+    outside = weights_outside(arch, part) / at.tp
     own_parameters = part.layers * layer + outside
     shards = at.shards(job.device.node)
     gathers = at.sharding in ("zero2", "zero3", "hsdp") and (ranks > 1 or job.offload)
@@ -178,9 +178,8 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
         saved, once = kept.checkpoint + products, kept.layer - products
     else:
         saved = kept.layer
-    # The last rank holds what it gave for all microbatches, for the guard and the norms of activations; systems that
-    # have tensor parallelism beside a pipeline do not.
-    given = rows * arch.width * element if part.last and at.pp > 1 and at.tp == 1 else 0.0
+    # The last rank holds what it gave for all microbatches, for the guard and the norms of activations.
+    given = rows * arch.width * element if part.last and at.pp > 1 else 0.0
 
     rounded = 1 if job.precision == "fp8" else element  # bytes of a copied weight
     copies = rounded * arch.attention_weights / at.tp + (element * experts or rounded * arch.mlp_weights / at.tp)
@@ -211,7 +210,9 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
         if gathers:
             at_start = before + gradient * layer / shards
         # What a piece hands on to another rank is held until its backward pass.
-        handed_on = (under_way - part.last) * 4 * arch.width / sequence_ranks
+        handed_on = (under_way - part.last) * 4 * arch.width
+        # So is what it received, of which ranks that share layers keep their part as the first layer's input too.
+        handed_on += (under_way - part.first) * 4 * arch.width * (1 - 1 / sequence_ranks) if at.pp > 1 else 0.0
         activations = rows * (under_way * part.piece * saved + handed_on + part.last * kept.outside)
         activations += (count - 1) * given
         casts = under_way * part.piece * copied_by_layer
@@ -230,17 +231,6 @@ def memory_of_rank(job: Training, at: RankLayout, rank: int) -> Memory:
     full = max(moments, key=lambda moment: sum(moment))
     parts = [weights, full.gradients, optimizer, full.casts, full.activations, full.logits, full.buffers]
     return Memory(*parts, fragmentation=(FRAGMENTED if cuda else 0.0) * sum(parts))  # type: ignore[misc]
-
-
-def _outside(arch: Architecture, part: Part) -> float:
-    """Parameters of the part outside of the layers: the embedding in the first part, the output layer in the last one;
-    both parts have a copy even if the two are tied."""
-    outside, positions = arch.parameters - arch.layers * arch.layer_weights, arch.learned_positions * arch.width
-    if part.first and part.last:
-        return outside
-    if part.first:
-        return arch.embedding + positions
-    return outside - positions - (0 if arch.tied else arch.embedding) if part.last else 0.0
 
 
 @dataclass(frozen=True)

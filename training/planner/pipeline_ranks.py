@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from training.distributed.pipeline_cut import layers_of
+from training.planner.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,17 @@ def part_of(layers: int, ranks: int, pieces: int, rank: int, count: float) -> Pa
     total = ranks * pieces
     held = sum(len(layers_of(stage, total, layers)) for stage in range(rank, total, ranks))
     return Part(held, held / pieces, rank == 0, rank == ranks - 1, _fullest(ranks, pieces, rank, math.ceil(count)))
+
+
+def weights_outside(arch: Architecture, part: Part) -> float:
+    """Parameters of the part outside of the layers: the embedding in the first part, the output layer in the last one;
+    both parts have a copy even if the two are tied."""
+    outside, positions = arch.parameters - arch.layers * arch.layer_weights, arch.learned_positions * arch.width
+    if part.first and part.last:
+        return outside
+    if part.first:
+        return arch.embedding + positions
+    return outside - positions - (0 if arch.tied else arch.embedding) if part.last else 0.0
 
 
 def _fullest(ranks: int, pieces: int, rank: int, count: int) -> tuple[tuple[float, float], ...]:

@@ -82,7 +82,7 @@ def _run(
 ) -> tuple[float, float]:
     """Return (MFU, seconds per step)."""
     hardware = DEVICES[device] if isinstance(device, str) else device
-    job = Training(arch, hardware, KERNELS[kernels], network_of(hardware, gbit), length, batch, "bf16")
+    job = Training(arch, hardware, KERNELS[kernels], network_of(hardware, gbit), length, batch, "bf16", half_sent=True)
     seconds = step_time(job, at).total
     return arch.flops_per_token(length) * batch * length / seconds / at.devices / job.peak, seconds
 

@@ -37,12 +37,21 @@ _NF4_BYTES = 4.127 / 8  # training/model/nf4.py
 """Bytes of a parameter in a checkpoint and in the exported model, and of its two moments in a checkpoint."""
 
 
+_PROCESS = 0.9e9
+"""Bytes of a process on a CPU before it trains: the interpreter, torch, transformers and the loop."""
+_KEPT, _KEPT_OF_VARYING = 1.3, 2.6
+"""Memory that a process on a CPU holds for temporary tensors, relative to those that exist at once. The allocator keeps
+what is freed; where the shapes of batches vary, as everywhere but in pretraining, less of it fits the next batch
+(benchmarks/log/planner.md, "Memory of processes on a CPU")."""
+
+
 @dataclass(frozen=True)
 class StageNeeds:
     """hours, hours_low, hours_high, cost_usd: None where the length of the training is not known before its data are.
 
     builds_here: number of builds on this machine that the hours are from; 0 for an estimate by sizes.
-    memory_gb: of the fullest device, of memory_limit_gb. microbatch: sequences at once.
+    memory_gb: of the fullest device, of memory_limit_gb; on a CPU of a process, with its libraries. tensors_gb: of the
+    tensors in it. microbatch: sequences at once.
     """
 
     device: str
@@ -56,6 +65,7 @@ class StageNeeds:
     disk_gb: float
     microbatch: int
     fits: bool
+    tensors_gb: float
     builds_here: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -145,7 +155,7 @@ def needs(
     rank = lora.rank if lora else 0
     adapters = adapter_weights(arch, rank) / arch.parameters
     learnt = adapters or 1.0
-    moments = _moments(config, arch) * learnt
+    moments = moments_of(config, arch) * learnt
     batch = max(sequences, parts)
     host = launch.offload and device.name != "cpu"  # a CPU's memory is the host's
     job = Training(
@@ -167,18 +177,24 @@ def needs(
         used = memory(job, at)
         # PPO's value function learns in the policy's steps, and has no logits.
         total = used.total + (used.total - used.logits if values else 0.0) + other_copies
+        temporary = (used.casts + used.activations + used.buffers) * (1 + values) + used.logits
         if lora and lora.quantize:
             total -= (_WEIGHT_BYTES - _NF4_BYTES) * arch.layers * arch.layer_weights
         if isinstance(config, RlhfConfig) and config.text_coef:
             total += used.activations  # of the text, which the policy reads in the same step
-        if total <= device.memory:
+            temporary += used.activations
+        needed = total
+        if device.name == "cpu":
+            kept = _KEPT if isinstance(config, PretrainConfig) else _KEPT_OF_VARYING
+            needed += _PROCESS + (kept - 1) * temporary
+        if needed <= device.memory:
             break
     shares = launch.share_prompts == "on" or (launch.share_prompts == "auto" and device.name not in DEVICES)
     hours = _hours(config, job, at, length, passes * (_own_share(config, length) if shares else 1), epoch_tokens)
     spread = (1 - MISS, 1 + MISS) if device.name in DEVICES else (1 / _CPU_SPREAD, _CPU_SPREAD)
-    kept = config.keep_checkpoints + (0 if config.keep_state == "none" else 1)
+    states = config.keep_checkpoints + (0 if config.keep_state == "none" else 1)
     if isinstance(config.keep_state, KeepEvery):
-        kept += 9  # about: how many there will be depends on the length
+        states += 9  # about: how many there will be depends on the length
     return StageNeeds(
         device.name,
         ranks,
@@ -186,15 +202,16 @@ def needs(
         hours and hours * spread[0],
         hours and hours * spread[1],
         hours and (hours * ranks * device.hourly if device.hourly else 0.0),
-        total / 1e9,
+        needed / 1e9,
         device.memory / 1e9,
-        (kept * (1 + values) * (_WEIGHT_BYTES + _MOMENT_BYTES * learnt) + _WEIGHT_BYTES) * arch.parameters / 1e9,
+        (states * (1 + values) * (_WEIGHT_BYTES + _MOMENT_BYTES * learnt) + _WEIGHT_BYTES) * arch.parameters / 1e9,
         at_once,
-        total <= device.memory,
+        needed <= device.memory,
+        total / 1e9,
     )
 
 
-def _moments(config: TrainerConfig, arch: Architecture) -> float:
+def moments_of(config: TrainerConfig, arch: Architecture) -> float:
     """Bytes of optimizer state per parameter: AdamW has two moments, Lion one, Muon one for matrices of the blocks,
     Adafactor one number per row and column."""
     if config.optimizer.kind == "lion":

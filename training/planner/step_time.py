@@ -12,6 +12,7 @@ from training.core.devices import Device
 from training.planner.architecture import Architecture
 from training.planner.hardware.kernels import Kernels, matmul_time
 from training.planner.hardware.network import Network
+from training.planner.pipeline_ranks import part_of, weights_outside
 
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "hsdp"]
@@ -20,6 +21,8 @@ _MEMORY_SHARE = 0.8
 _ROUNDING_BYTES = 13
 """Bytes read and written per input element of a product in 8 bits: for the maximum, for rounding, and once more in the
 transposed order. Fitted to a Llama of 1.1B on an H200 (benchmarks/RESULTS.md, "On a GPU")."""
+_STREAM = 4
+"""Bytes of a number of the residual stream, which is in fp32 where products are in half precision."""
 _OPTIMIZER_BYTES = 32
 """AdamW in fp32 reads weight, gradient and two moments and writes three of them, and clears the gradient."""
 
@@ -106,7 +109,8 @@ class Training:
     share; it only affects expert parallelism, since otherwise each device computes its own tokens. learnt: share of the
     parameters that have gradients; for adapters, their number relative to that of the frozen weights. adapters: their
     rank, 0 if all weights learn. offload: True if sharded weights, gradients and the optimizer's state are in the
-    host's memory instead of the device's.
+    host's memory instead of the device's. half_sent: True for other systems, whose devices send the residual stream in
+    the precision of products, and a pipeline's hand-over in parts; here both are sent in fp32 and whole.
     """
 
     arch: Architecture
@@ -121,6 +125,7 @@ class Training:
     learnt: float = 1.0
     adapters: int = 0
     offload: bool = False
+    half_sent: bool = False
 
     @property
     def peak(self) -> float:
@@ -232,10 +237,22 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
     tensor = context = experts = pipeline = 0.0
     if at.tp > 1:
         # Two sums of (rows, d) in a layer's forward pass and two backward (Shoeybi et al. 2019, section 3).
-        sums = 4 + (2 if at.recompute == "full" else 0)
+        # Full checkpointing computes the former again; here also selective checkpointing, which keeps products alone.
+        repeats = at.recompute == "full" or (at.recompute == "selective" and not job.half_sent)
+        sums = 4 + (2 if repeats else 0)
         if at.ep > 1:  # each sends its own tokens to experts
             sums //= 2
-        tensor = layers * sums * net.all_reduce(rows * arch.width * job.element, at.tp, 1)
+        stream, states = _STREAM * rows * arch.width, job.element * rows * arch.width
+        if job.half_sent:
+            tensor = layers * sums * net.all_reduce(states, at.tp, 1)
+        else:
+            # A sum is scattered and gathered, one of them in the residual stream's precision. Outside of the layers it
+            # is split, and joined, and summed where embeddings and output layer are split.
+            tensor = layers * sums * net.all_reduce((stream + states) / 2, at.tp, 1)
+            tensor += 2 * net.all_gather(stream, at.tp, 1) + net.all_reduce(stream, at.tp, 1)
+            tensor += net.all_reduce(states, at.tp, 1) if at.pp == 1 else 0.0
+            if repeats and at.ep == 1:  # a layer's last sum is not computed again, since nothing needs it
+                tensor -= layers * net.all_gather(states, at.tp, 1)
     if at.cp > 1:
         # Keys and values are gathered in a layer's forward pass, their gradients summed and scattered in the backward
         # pass; nothing of it hides (training/distributed/context_parallel.py).
@@ -248,7 +265,9 @@ def step_time(job: Training, at: RankLayout) -> StepTime:
         times = 4 + (2 if at.recompute != "none" else 0)
         experts = layers * times * net.all_to_all(sent, at.ep, 1)
     if at.pp > 1:
-        crossing = rows * arch.width * job.element / at.tp
+        crossing = rows * arch.width * _STREAM
+        if job.half_sent:
+            crossing = rows * arch.width * job.element / at.tp
         pipeline = 2 * at.interleave * net.send(crossing, at.devices // at.pp, at.devices)
     microbatch_time = compute + layers * again + tensor + context + experts + pipeline
     bubble = microbatch_time * (at.pp - 1) / at.interleave
@@ -273,27 +292,34 @@ def _data_parallel(job: Training, at: RankLayout, count: float, computing: float
     arch, net = job.arch, job.network
     dense = arch.parameters - arch.layers * arch.experts * arch.mlp_weights * (arch.experts > 1)
     apart = (arch.parameters - dense) / (at.pp * at.ep) if at.ep > 1 else 0.0
-    own_parameters = dense / (at.tp * at.pp) if at.ep > 1 else arch.parameters / (at.tp * at.pp)
+    own_parameters = (dense if at.ep > 1 else arch.parameters) / (at.tp * at.pp)
+    if at.pp > 1:  # the fullest rank's, which has the embedding or the output layer too
+        parts = [part_of(arch.layers, at.pp, at.interleave, rank, count) for rank in (0, at.pp - 1)]
+        outside = arch.parameters - arch.layers * arch.layer_weights
+        layer = (dense - outside if at.ep > 1 else arch.layers * arch.layer_weights) / arch.layers
+        own_parameters = max(part.layers * layer + weights_outside(arch, part) for part in parts) / at.tp
     ranks, inner = at.dp * at.cp, at.tp
     shards = at.shards(job.device.node)
     traffic, gradient = 0.0, 4 * job.learnt
     if ranks > 1:
         if at.sharding in ("zero2", "zero3", "hsdp"):
             # Weights are gathered forward and, but for zero2, backward, gradients scattered, for each microbatch; hsdp
-            # then sums the gradients between its groups once.
+            # then sums the gradients between its groups.
             times = 1 if at.sharding == "zero2" else 2
             traffic = count * (
                 times * net.all_gather(own_parameters * job.element, shards, inner)
                 + net.all_gather(gradient * own_parameters, shards, inner)
             )
             if shards < ranks:
-                traffic += net.all_reduce(gradient * own_parameters / shards, ranks // shards, inner * shards)
+                traffic += count * net.all_reduce(gradient * own_parameters / shards, ranks // shards, inner * shards)
         else:
             traffic = net.all_reduce(gradient * own_parameters, ranks, inner)
     hidden = min(job.kernels.overlap * traffic, (2 / 3) * computing)
     # Gradients of experts that only some devices hold are summed after the last backward pass.
     copies = ranks * at.tp // at.ep
     joined = net.all_reduce(apart * 4, copies, at.ep) if at.ep > 1 and copies > 1 else 0.0
+    if at.pp > 1 and arch.tied:  # an embedding that is also the output layer has gradients on both ends
+        joined += net.all_reduce(gradient * arch.embedding / at.tp, 2, at.devices // 2)
     if at.sharding == "zero1":
         # Each device updates its rows of the weights that learn, and gathers those of the others in fp32 (as
         # training/distributed/zero.py): after the update, where there is nothing to hide behind.

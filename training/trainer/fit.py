@@ -147,7 +147,7 @@ def fit(
     checkpoint_activations(model, run.launch.recompute)
     # If batches grow, all microbatches have the size of the first one: changing shapes would trigger recompilation.
     microbatch = choose(model, loader, ranks.per_rank_batch(plan.smallest_batch), hardware, run)
-    memory = MemoryWatch(model, hardware.device)
+    memory = MemoryWatch(hardware.device)
     parallelize(model, run.launch, hardware)
     optimizer = optimizer_of(model, config.optimizer, torch.bfloat16 if hardware.bf16 else torch.float32, model.experts)
     optimizer = shard_optimizer(optimizer, run.launch, hardware, model.experts)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.launch.config import LaunchConfig
-from training.config import RlhfConfig
+from training.config import PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig, TrainerConfig
 from training.core.devices import Device
-from training.planner.architecture import Architecture
+from training.planner.architecture import Architecture, of_preset
 from training.planner.hardware import here
 from training.planner.stages import needs, this_machine
 
@@ -47,3 +48,30 @@ def test_answers_that_share_a_prompt_are_planned_with_it_once() -> None:
     machine = this_machine(16e9, 1e11)
     assert hours("auto", machine) == hours("on", machine)
     assert hours("on", machine) == pytest.approx(hours("off", machine) * (32 + 96 / 8) / 128)
+
+
+_QUICKSTART_RLOO: dict[str, Any] = {
+    "rollout_prompts": 256, "minibatch_answers": 64, "answers_per_prompt": 8, "max_prompt_tokens": 96,
+    "answer_max_tokens": 32, "text_coef": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "length", "gigabytes"),
+    [
+        # Peaks of whole processes, of three builds each (benchmarks/log/planner.md).
+        (PretrainConfig(global_batch_tokens=2048), 256, 1.2),
+        (SftConfig(global_batch_examples=32), 160, 2.2),
+        (RewardModelConfig(global_batch_pairs=32), 160, 3.0),
+        (RlhfConfig(**_QUICKSTART_RLOO), 128, 4.3),
+    ],
+    ids=["pretrain", "sft", "reward_model", "rlhf"],
+)
+def test_a_process_on_a_cpu_is_planned_with_its_libraries(
+    section: TrainerConfig, length: int, gigabytes: float
+) -> None:
+    """Within a fifth of the quickstart's."""
+    arch = of_preset("qwen3-4m", 4096).with_size(tied=False)
+    needed = needs(section, arch, length, LaunchConfig(), this_machine(24e9, 1e11), None)
+    assert needed.memory_gb == pytest.approx(gigabytes, rel=0.2)
+    assert needed.tensors_gb < needed.memory_gb / 2

@@ -28,7 +28,7 @@ def test_a_small_model_is_spread_by_data_and_a_large_one_by_tensors_and_stages()
     one = job(of_preset("gpt-125m"))
     small = search(one, 8)[0]
     assert small.fits and small.layout.dp == 8 and runs_here(small.layout, one)
-    large = search(job(of_preset("gpt-175b"), batch=1536), 512)[0]
+    large = search(job(of_preset("gpt-175b"), batch=256), 512)[0]  # with a sequence or more a device, zero3 is as fast
     assert large.fits and large.layout.tp > 1 and large.layout.pp > 1
     assert large.layout.devices == 512
 
@@ -96,7 +96,7 @@ def test_each_way_to_share_takes_less_memory() -> None:
 
 
 def test_runners_up_lose_by_the_part_that_is_named() -> None:
-    one = job(of_preset("gpt-175b"), batch=1536)
+    one = job(of_preset("gpt-175b"), batch=256)
     found = search(one, 512)
     other = next(choice for choice in found if choice.fits and choice.layout.recompute == "full")
     assert "slower" in why_lost(found[0], other, one)

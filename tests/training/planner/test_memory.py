@@ -100,7 +100,7 @@ def planned(case: Case) -> float:
             precision="bf16" if case.bf16 else "fp32", attention=attention, microbatch=case.sequences,
             recompute=case.recompute,
         )  # fmt: skip
-        return needs(config, arch, case.length, launch, device, None).memory_gb * 1e9
+        return needs(config, arch, case.length, launch, device, None).tensors_gb * 1e9
     job = Training(arch, device, kernels, network_of(device), case.length, batch, "bf16" if case.bf16 else "fp32")
     return memory(job, RankLayout(microbatch=case.sequences, recompute=case.recompute)).total
 

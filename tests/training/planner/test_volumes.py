@@ -52,7 +52,7 @@ def test_hsdp_gathers_within_groups_and_sums_parts_between_them() -> None:
     """Zhao et al. 2023 (FSDP), section 3.2.2."""
     found = _sent(RankLayout(dp=_DEVICES, sharding="hsdp", shard_ranks=4))["data"]
     within = _MICROBATCHES * (3 / 4) * (2 * 2 * _N + 4 * _N)
-    assert found == pytest.approx(within + 2 * (1 / 2) * 4 * _N / 4)
+    assert found == pytest.approx(within + _MICROBATCHES * 2 * (1 / 2) * 4 * _N / 4)
 
 
 def test_optimizer_state_of_experts_is_gathered_among_their_copies() -> None:
@@ -62,12 +62,16 @@ def test_optimizer_state_of_experts_is_gathered_among_their_copies() -> None:
     assert _sent(layout, _MIXTURE)["data"] == pytest.approx(3 * _PART * dense + 3 * (1 / 2) * apart)
 
 
-@pytest.mark.parametrize(("recompute", "sums"), [("none", 4), ("full", 6)])
+@pytest.mark.parametrize(("recompute", "sums"), [("none", 4), ("selective", 6), ("full", 6)])
 def test_tensor_parallel_layers_sum_their_outputs(recompute: str, sums: int) -> None:
     """Shoeybi et al. 2019, section 3: two sums of (tokens, width) forward and two backward in each layer; Korthikanti
-    et al. 2022, section 4.2.2: sequence parallelism sends as much."""
+    et al. 2022, section 4.2.2: sequence parallelism sends as much. Here a sum is scattered in bf16 and gathered in the
+    residual stream's fp32, or the other way round; the stream is split and joined, and embeddings and the output
+    layer's gradient summed, once. A layer's last sum is not computed again."""
     found = _sent(RankLayout(tp=_DEVICES, recompute=recompute))["tensor"]  # type: ignore[arg-type]
-    assert found == pytest.approx(sums * _DENSE.layers * 2 * _PART * _TOKENS * _WIDTH * 2)
+    states = _PART * _TOKENS * _WIDTH
+    again = 2 * _DENSE.layers * states if recompute != "none" else 0
+    assert found == pytest.approx(sums * _DENSE.layers * (4 + 2) * states - again + (2 * 4 + 2 * 4 + 2 * 2) * states)
 
 
 def test_context_parallel_ranks_gather_keys_and_values() -> None:
@@ -83,10 +87,11 @@ def test_experts_are_sent_their_tokens_and_send_them_back() -> None:
 
 
 def test_a_pipeline_sends_states_and_their_gradients() -> None:
-    """Narayanan et al. 2021, section 3.2: tokens times width, forward and backward, for each piece of a stage."""
-    for interleave in (1, 2):
-        found = _sent(RankLayout(pp=2, interleave=interleave))
-        assert found["pipeline"] == pytest.approx(2 * interleave * _TOKENS * _WIDTH * 2)
+    """Narayanan et al. 2021, section 3.2: tokens times width, forward and backward, for each piece of a stage; here in
+    fp32, and by each rank of those that share a layer."""
+    for interleave, tp in ((1, 1), (2, 1), (1, 2)):
+        found = _sent(RankLayout(pp=2, tp=tp, interleave=interleave))
+        assert found["pipeline"] == pytest.approx(2 * interleave * _TOKENS * _WIDTH * 4)
 
 
 def test_ddp_is_ranked_before_zero1_where_both_fit() -> None:
