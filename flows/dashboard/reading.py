@@ -29,7 +29,7 @@ class ReadingStore(Store):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, reading=True)
-        self._known: dict[str, tuple[int, list[tuple[Path, Manifest]]]] = {}
+        self._known: dict[str, tuple[int, dict[Path, Manifest]]] = {}
         self._models: tuple[tuple[int, ...], list[dict[str, Any]]] | None = None
 
     def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
@@ -39,8 +39,20 @@ class ReadingStore(Store):
         for name in [stage] if stage else self.stages():
             changed = self._changed(name)
             if name not in self._known or self._known[name][0] != changed or not changed:
-                self._known[name] = changed, list(super().manifests(name))
-            yield from self._known[name][1]
+                self._known[name] = changed, dict(super().manifests(name))
+            yield from self._known[name][1].items()
+
+    def folders(self, stage: str) -> list[Path]:
+        if self.remote is not None:
+            return super().folders(stage)
+        return [folder for folder, _ in self.manifests(stage)]
+
+    def read(self, folder: Path) -> Manifest | None:
+        stage = folder.parent.name
+        settled = self._known[stage][0] if folder.parent.parent == self.root and stage in self._known else 0
+        if not settled or settled != self._changed(stage):
+            return super().read(folder)
+        return self._known[stage][1].get(folder)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the models, newest first, as `flows.runs.listing.artifacts`."""
