@@ -15,6 +15,7 @@ from infra.store.reference import resolve
 from infra.store.store import Store
 from tasks.stages import STAGES
 
+CARD = "MODEL_CARD.md"
 SETTLED_NS = 2_000_000_000
 _REFERENCE = re.compile(r"[a-z0-9][\w-]{0,80}(/[0-9a-f]{1,16}(\.[0-9a-f]{8})?)?")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -99,3 +100,14 @@ def is_model(manifest: Manifest) -> bool:
 def address_of(folder: Path, manifest: Manifest) -> str:
     """Return `stage/fingerprint` of an artifact, with the digest for one that a later build replaced."""
     return f"{manifest.stage}/{folder.name}"
+
+
+def page_of(id: str, manifest: Manifest) -> str:
+    """Return the address of the page of an artifact; "" where it has none."""
+    if is_model(manifest):
+        return f"/model/{id}"
+    pages = ("report.html", "aux/corpus_report.html", "aux/validation.html", CARD, "results.json", "verdict.json")
+    paths = {file.path for file in manifest.files}
+    if any(path.startswith("documents/") for path in paths) or manifest.stage == "shard":
+        return f"/data/{id}"
+    return next((f"/artifact/{id}/{page}" for page in pages if page in paths and "." not in id), "")
