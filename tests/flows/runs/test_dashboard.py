@@ -263,6 +263,31 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
     assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
 
 
+def test_a_family_is_drawn_in_layers_with_evaluations_in_the_box_of_their_model(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    data = write_artifact(root, "clean", 1, step="clean")
+    verdict = write_artifact(root, "validate_clean", 2, {"data": data}, step="validate_clean")
+    base = write_artifact(root, "pretrain", 3, {"shards": data, "validated": verdict}, step="pretrain")
+    model = write_artifact(root, "sft", 4, {"model": base, "documents": data}, step="sft")
+    scores = write_artifact(root, "benchmarks_sft", 5, {"model": model, "test_items": data}, step="benchmarks_sft")
+    write_artifact(root, "rlhf", 6, {"model": model}, step="rlhf")
+    write_artifact(root, "register", 7, {"model": model, "benchmarks_sft": scores}, step="register")
+
+    page = client(root).get("/model/sft").text
+
+    drawn = page[page.index('aria-label="the family of the model"') : page.index("</svg>")]
+    boxes = {name: float(x) for x, name in re.findall(r'<text x="(\d+)" y="\d+">(\w+)</text>', drawn)}
+    assert sorted(boxes, key=lambda name: boxes[name])[:3] == ["clean", "pretrain", "sft"]
+    assert boxes.keys() == {"clean", "pretrain", "sft", "rlhf", "register"}
+    assert boxes["rlhf"] == boxes["register"] > boxes["sft"]
+    assert drawn.count("marker-end") == 4, "an arrow that follows from others is left out"
+    for text in (">1 source</text>", ">validated</text>", ">this model</text>", "benchmarks_sft/0000000000000005: "):
+        assert text in drawn
+    assert '<a href="/model/rlhf/0000000000000006">' in drawn
+
+
 def test_documents_are_found_and_followed_through_the_rules(store: Path) -> None:
     pages = client(store)
     address = next(f"tokenizer/{path.name}" for path in (store / "tokenizer").iterdir() if path.is_dir())
