@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
-from evaluation.config import CLAIMS, ReportConfig
-from evaluation.pages.parts import Figure, Section, render_page
+from evaluation.config import CLAIMS, FIRST_SCREEN, ReportConfig
+from evaluation.pages.parts import Figure, Opening, Section, render_page
 from evaluation.pages.report.alignment_sections import alignment, distillation, preference_tuning
 from evaluation.pages.report.answer_sections import answers, answers_over_training
 from evaluation.pages.report.benchmark_sections import benchmarks
@@ -39,12 +39,18 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     The page loads no external resources, and shows model output as text, never as markup.
     """
-    page, judged = render(config, inputs)
+    page, judged, first_screen = render(config, inputs)
     states = [claim.state for claim in judged]
     (out_dir / "report.html").write_text(page, encoding="utf-8")
     rows = [{"state": claim.state, "sign": claim.sign, "title": claim.title, "text": claim.text} for claim in judged]
     (out_dir / CLAIMS).parent.mkdir(exist_ok=True)
     (out_dir / CLAIMS).write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if first_screen is not None:
+        shown = {
+            "key_figures": [asdict(figure) for figure in first_screen.key_figures],
+            "samples": list(first_screen.samples),
+        }
+        (out_dir / FIRST_SCREEN).write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     run.progress(1, 1, "pages")
     holding = states.count("holds")
     figures = {"claims": float(len(states)), "claims_that_hold": float(holding)}
@@ -53,8 +59,8 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     return Result(figures, headline if states else "no claims to judge")
 
 
-def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim]]:
-    """Return the page, and the claims at its head."""
+def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim], Opening | None]:
+    """Return the page, the claims at its head, and its first screen if there is a model that writes text."""
     pipeline = PipelineResults(inputs)
     judged = claims(pipeline)
     first_screen = opening(pipeline, judged)
@@ -65,7 +71,7 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     # The report itself is a stage of the run too.
     rows = facts(pipeline, len(inputs) + 1)
     page = render_page(title, "training report", rows, page_sections, judged, first_screen)
-    return page, judged
+    return page, judged, first_screen
 
 
 def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tuple[str, str]]:

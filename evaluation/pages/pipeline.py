@@ -24,7 +24,7 @@ marker path{fill:#8c959f;stroke:none}
 rect.model{fill:#0c2d4d;stroke:#4493f8}path{stroke:#6e7681}marker path{fill:#6e7681;stroke:none}}
 """
 HEAD = (
-    '<marker id="head" markerWidth="6" markerHeight="6" refX="6" refY="3" orient="auto"><path d="M0,0L6,3L0,6z"/>'
+    '<marker id="arrow-head" markerWidth="6" markerHeight="6" refX="6" refY="3" orient="auto"><path d="M0,0L6,3L0,6z"/>'
     "</marker>"
 )
 
@@ -97,7 +97,7 @@ def draw(
         f'role="img" aria-label="{escape(about)}">{sheet}<defs>{HEAD}</defs>'
     ]
     for source, target in steps:
-        head = ' marker-end="url(#head)"' if target in names else ""
+        head = ' marker-end="url(#arrow-head)"' if target in names else ""
         parts.append(f'<path d="{_arrow(positions[source], positions[target], tops[target], width)}"{head}/>')
     passing = [corner for name, corner in positions.items() if name not in names]
     parts += [f'<path d="M{x},{y + HEIGHT // 2}h{WIDTH}"/>' for x, y in passing]

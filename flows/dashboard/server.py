@@ -296,7 +296,10 @@ class Dashboard:
             else []
         )
         links += [("MLflow", mlflow)] if mlflow else []
-        return self._parts("run_parts.html.j2", {"view": view, "links": links, "has_prefect": prefect is not None})
+        return self._parts(
+            "run_parts.html.j2",
+            {"view": view, "charts": view.charts(), "links": links, "has_prefect": prefect is not None},
+        )
 
     def _parts(self, template: str, values: dict[str, Any]) -> dict[str, str]:
         """Render each block of a template on its own: the page's parts by the id of their element."""
