@@ -292,7 +292,11 @@ class RunView:
         return [
             {
                 "prompt": prompt,
-                "answers": [{"model": name, "label": name, "text": str(text)} for name, text in answers.items()],
+                "reference": "",
+                "answers": [
+                    {"model": name, "label": name, "text": str(text), "score": "", "mark": ""}
+                    for name, text in answers.items()
+                ],
             }
             for prompt, answers in rows.items()
         ]

@@ -224,6 +224,7 @@ def write_artifact(
             "result": {"headline": HOSTILE, "figures": {"loss": 2.5}},
             "step": HOSTILE,
             "finished": "2026-11-28T00:00:00",
+            "host": HOSTILE,
             **facts,
         },
     )
@@ -253,6 +254,7 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
     assert "A gate refused it" in page.text
     compared = pages.get("/compare?a=pretrain&b=sft").text
     assert "nothing was measured over the same items" in compared
+    assert "<h2>Machines</h2>" in pages.get("/").text
     for text in (page.text, compared, pages.get("/").text, pages.get("/models").text):
         assert "onerror" in text and "<img" not in text
     assert pages.get(f"/model/{model.digest[:12]}").text == pages.get("/model/sft/0000000000000002").text
@@ -261,6 +263,51 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
         assert pages.get(f"/model/{path}").status_code == 404
         assert pages.get(f"/compare?a={path}&b=sft").status_code == 404
     assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
+
+
+def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    plain = {"score": "", "mark": ""}
+    answers = [{"model": name, "label": name, "text": f"{name} {HOSTILE}", **plain} for name in ("base", "sft", "rlhf")]
+    first = {
+        "key_figures": [{"value": "38 → 55 %", "label": "answers verified right", "note": HOSTILE}],
+        "samples": [{"prompt": "Why?", "reference": "", "answers": answers}],
+    }
+    claims = [{"state": "holds", "sign": "✓", "title": "Alignment cost no accuracy", "text": ""}]
+    aux = root / "report" / ("c" * 16) / "aux"
+    aux.mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    (aux / "claims.json").write_text(json.dumps(claims))
+    (aux / "first_screen.json").write_text(json.dumps(first))
+    journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny", config="tiny.yaml")
+    journal.row(StageRow("report", "built", seconds=1.0, path=str(aux.parent)))
+    journal.end({"status": "done", "errors": [], "stages": []})
+
+    page = client(root).get(f"/run/{journal.run_id}").text
+
+    parts = ["1 of 1 claims hold", "38 → 55 %", "Why?", "base &lt;img", "sft &lt;img", "rlhf &lt;img", "Alignment cost"]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places) and page.count("<img") == 0
+
+
+def test_answers_of_all_models_to_one_prompt_stand_side_by_side_before_there_is_a_report(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny", config="tiny.yaml")
+    for stage, models in (("measure_sft", ("base", "sft")), ("measure_rlhf", ("sft", "rlhf"))):
+        aux = root / stage / ("c" * 16) / "aux"
+        aux.mkdir(parents=True)
+        line = {"prompt": "Why?", "answers": {model: f"{model} of {stage} {HOSTILE}" for model in models}}
+        (aux / "samples.jsonl").write_text(json.dumps(line) + "\n")
+        journal.row(StageRow(stage, "built", seconds=1.0, path=str(aux.parent)))
+
+    page = client(root).get(f"/run/{journal.run_id}").text
+
+    shown = re.findall(r"<pre>(\w+) of (\w+) &lt;img", page)
+    assert shown == [("base", "measure_sft"), ("sft", "measure_rlhf"), ("rlhf", "measure_rlhf")]
 
 
 def test_a_family_is_drawn_in_layers_with_evaluations_in_the_box_of_their_model(tmp_path: Path) -> None:
