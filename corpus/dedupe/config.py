@@ -92,7 +92,7 @@ class Boilerplate(Config):
 
 
 SUBSTRING_DISK_SHARE = 4.8
-"""Bytes that `substrings` writes to disk per byte of text, as benchmarks/bench_corpus_substrings.py measures it."""
+"""Bytes that `substrings` writes to disk per byte of text, as benchmarks/corpus/bench_substrings.py measures it."""
 
 
 class Substrings(Config):

@@ -19,7 +19,7 @@ from corpus.tokens.chat_format import SPECIAL_TOKENS
 from corpus.tokens.encode import TableEncoder, encoder_of, load_tokenizer
 from infra.errors import StageError
 from tests.corpus.conftest import build_stage
-from tests.support.command import REPOSITORY, environment
+from tests.support.programs.command import REPOSITORY, environment
 
 EVERY_ASCII_TWICE = "".join(f"{chr(point)}{chr(point)} {chr(point)}" for point in range(128))
 TEXTS = [

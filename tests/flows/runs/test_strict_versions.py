@@ -21,7 +21,7 @@ from tasks.building.explain import find, identity_of
 from tasks.stage import Node
 from tests.infra.store.pin import SAMPLE
 from tests.support.artifacts import make_artifact
-from tests.support.command import Answer
+from tests.support.programs.command import Answer
 
 Run = Callable[..., Answer]
 HERE = metadata.version("tokenizers")

@@ -32,7 +32,7 @@ from training.chat.channels import Reasoning
 from training.chat.template import call_id
 from training.chat.tool_calls import AnswerFormat, ToolCall
 from training.config import RlhfConfig
-from training.config.environment import EnvironmentConfig
+from training.config.alignment.environment import EnvironmentConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText
