@@ -56,9 +56,9 @@ def test_the_demo_says_how_long_it_took_on_such_a_processor(tmp_path: Path, flag
     assert "tools/demo-time.sh" in (REPOSITORY / "Makefile").read_text()
     command = [str(REPOSITORY / "tools" / "demo-time.sh")]
     env = {**os.environ, "STEMMA_CPUINFO": str(tmp_path / "cpuinfo")}
-    said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
-    assert words in said and "docstrings to a report" in said
-    assert ("it has taken" in said) is bool(words), "no estimate where none is known"
+    printed = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert words in printed and "docstrings to a report" in printed
+    assert ("it has taken" in printed) is bool(words), "no estimate where none is known"
 
 
 def test_hosted_ci_runs_the_same_and_the_licence_is_the_one_that_is_named() -> None:

@@ -287,8 +287,8 @@ def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tm
     page = client(root).get(f"/run/{journal.run_id}").text
 
     parts = ["1 of 1 claims hold", "38 → 55 %", "Why?", "base &lt;img", "sft &lt;img", "rlhf &lt;img", "Alignment cost"]
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places) and page.count("<img") == 0
+    offsets = [page.index(part) for part in parts]
+    assert offsets == sorted(offsets) and page.count("<img") == 0
 
 
 def test_answers_of_all_models_to_one_prompt_stand_side_by_side_before_there_is_a_report(tmp_path: Path) -> None:
