@@ -87,7 +87,7 @@ def steps() -> Iterator[tuple[str, str]]:
 
 
 def build_context(folder: Path) -> Path:
-    """Return a folder with the files that `docker build` would send: this working tree without those of .dockerignore."""
+    """Return a folder with what `docker build` would send: this working tree without the files of .dockerignore."""
     context = folder / "context"
     subprocess.run(["git", "clone", "-q", "--no-checkout", "--depth", "1", REPOSITORY.as_uri(), context], check=True)
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
