@@ -39,7 +39,10 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     The page loads no external resources, and shows model output as text, never as markup.
     """
-    page, judged, first_screen = render(config, inputs)
+    pipeline = PipelineResults(inputs)
+    judged = claims(pipeline)
+    first_screen = opening(pipeline, judged)
+    page = _page(config, pipeline, judged, first_screen, len(inputs))
     states = [claim.state for claim in judged]
     (out_dir / "report.html").write_text(page, encoding="utf-8")
     rows = [{"state": claim.state, "sign": claim.sign, "title": claim.title, "text": claim.text} for claim in judged]
@@ -59,19 +62,23 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     return Result(figures, headline if states else "no claims to judge")
 
 
-def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim], Opening | None]:
-    """Return the page, the claims at its head, and its first screen if there is a model that writes text."""
+def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[Claim]]:
+    """Return the page, and the claims at its head."""
     pipeline = PipelineResults(inputs)
     judged = claims(pipeline)
-    first_screen = opening(pipeline, judged)
+    return _page(config, pipeline, judged, opening(pipeline, judged), len(inputs)), judged
+
+
+def _page(
+    config: ReportConfig, pipeline: PipelineResults, judged: list[Claim], first_screen: Opening | None, step_count: int
+) -> str:
     page_sections = sections(pipeline, config.samples, config.command)
     if first_screen and first_screen.chart:
         page_sections = [_without_chart(section, first_screen.chart) for section in page_sections]
     title = config.title or "Training report"
     # The report itself is a stage of the run too.
-    rows = facts(pipeline, len(inputs) + 1)
-    page = render_page(title, "training report", rows, page_sections, judged, first_screen)
-    return page, judged, first_screen
+    rows = facts(pipeline, step_count + 1)
+    return render_page(title, "training report", rows, page_sections, judged, first_screen)
 
 
 def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tuple[str, str]]:
