@@ -93,13 +93,13 @@ def packages(listing: str) -> dict[str, Version | None]:
     Raises:
         ValueError: The listing has no torch.
     """
-    found: dict[str, Version | None] = {}
+    versions: dict[str, Version | None] = {}
     for line in listing.splitlines():
         if match := re.match(r"([A-Za-z0-9][\w.-]*)(?:==(\S+))?", line.strip()):
-            found[canonicalize_name(match[1])] = Version(match[2]) if match[2] else None
-    if "torch" not in found:
-        raise ValueError("expected torch among the packages of the machine; these wheels go beside one that is there")
-    return found
+            versions[canonicalize_name(match[1])] = Version(match[2]) if match[2] else None
+    if "torch" not in versions:
+        raise ValueError("expected torch among the packages of the machine; these wheels go beside an existing one")
+    return versions
 
 
 def missing(installed: dict[str, Version | None], python: str, without: Collection[str] = ()) -> list[str]:
@@ -120,21 +120,22 @@ def missing(installed: dict[str, Version | None], python: str, without: Collecti
         if (name, extras) in seen or TORCH.match(name) or name in without:
             continue
         seen.add((name, extras))
-        if name in installed:
-            continue
-        if name not in REPEATED:
+        if name not in installed and name not in REPEATED:
             needed.add(name)
-        for text in metadata.requires(name) or []:
+        for text in metadata.requires(name) or [] if name not in installed or extras else []:
             inner = Requirement(text)
-            if inner.marker is None or any(
-                inner.marker.evaluate({**environment, "extra": extra}) for extra in (extras or {""})
-            ):
+            requested = {
+                extra: inner.marker is None or inner.marker.evaluate({**environment, "extra": extra})
+                for extra in ("", *extras)
+            }
+            # What the machine has brings its own requirements, without those of extras.
+            if any(requested.values()) and not (name in installed and requested[""]):
                 waiting.append(inner)
     return sorted(needed)
 
 
 def differing(installed: dict[str, Version | None]) -> list[str]:
-    """What the machine has in another version than pyproject.toml asks for, a line each."""
+    """Return a line for each package that the machine has in another version than pyproject.toml asks for."""
     there = [(requirement, installed.get(canonicalize_name(requirement.name))) for requirement in dependencies()]
     return [
         f"wheels: {requirement.name} {version} of the machine stays; Stemma asks for {requirement.specifier}"
@@ -144,7 +145,7 @@ def differing(installed: dict[str, Version | None]) -> list[str]:
 
 
 def dependencies() -> list[Requirement]:
-    """What pyproject.toml asks for at run time."""
+    """Return the run-time dependencies of pyproject.toml."""
     with (PROJECT / "pyproject.toml").open("rb") as file:
         return [Requirement(text) for text in tomllib.load(file)["project"]["dependencies"]]
 

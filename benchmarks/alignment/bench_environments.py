@@ -23,8 +23,9 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.alignment.stages import Stages, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
+from tests.support.tokenizers import with_chat
 from training.checkpoint.export import export
 from training.config import ModelConfig, RlhfConfig, SftConfig
 from training.model.models import build, hf_config
@@ -121,15 +122,7 @@ def tokenizer_of(talks: list[list[dict[str, str]]]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator((message["content"] for talk in talks for message in talk), trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=PAD,
-        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    return with_chat(tokenizer)
 
 
 def base_model(folder: Path, words: PreTrainedTokenizerFast, model: dict[str, Any], seed: int) -> Path:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.alignment.pair_templates import drawn
 from evaluation.generation.language_model import LoadedModel, load_model, token_log_likelihoods
-from evaluation.safety.memorisation import Split
+from evaluation.safety.packed_documents import Split
 from evaluation.statistics.intervals import difference_of_paired_proportions
 from infra.run import Run
 from tools.benchmark_data import minimal_pairs

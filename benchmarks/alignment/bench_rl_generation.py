@@ -49,7 +49,7 @@ from training.generation.completions import Completions
 from training.generation.sampling import sample
 from training.model.models import load
 from training.rl import round as rounds
-from training.rl.rewards import Prompt
+from training.rl.prompts import Prompt
 from training.rl.round import Rollouts
 from training.rlhf import rlhf
 

@@ -23,8 +23,9 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.alignment.stages import Stages, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
+from tests.support.tokenizers import with_chat
 from training.checkpoint.export import export
 from training.config import ModelConfig, RlhfConfig, SftConfig
 from training.model.models import build, hf_config
@@ -122,15 +123,7 @@ def tokenizer_of_bytes() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=PAD,
-        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    return with_chat(tokenizer)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from training.model.attention import choose_attention
 from training.model.models import load
 from training.rl.algorithms import Sampled, algorithm_of
 from training.rl.ensemble import Ensemble
-from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.prompts import Prompt
+from training.rl.rewards import Rewards, RewardScale
 from training.train_modules.scorer import Scorer, load_scorer
 from training.trainer.schedules import LearningRateSchedule
 

@@ -35,7 +35,7 @@ from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
 from corpus.tokenizer import tokenizer
 from corpus.tokens import tokenise
-from corpus.tokens.chat_format import END_OF_TEXT
+from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.cutting import EXPRESSIONS
 from corpus.tokens.encode import Encoder, PlainEncoder, encoder_of, load_tokenizer
 from infra.launch.config import LaunchConfig

@@ -47,7 +47,7 @@ def untrained(folder: Path) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+    from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
     from training.checkpoint.export import export
     from training.config import ModelConfig
     from training.model.models import build, hf_config

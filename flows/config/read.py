@@ -48,7 +48,7 @@ def load(
         written.note(tuple(dotted.split(".")), None)
     folder = path.absolute().parent
     try:
-        config = parse(take_over(data, folder, root), folder)
+        config = parse(take_over(data, folder, root, parse), folder)
     except ConfigError as error:
         raise ConfigError(*problems, *map(written.with_file, error.problems)) from None
     if problems:

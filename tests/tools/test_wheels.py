@@ -21,6 +21,7 @@ def test_a_machine_gets_what_it_lacks_and_keeps_its_torch() -> None:
     assert differing(packages(MACHINE)) == ["wheels: pandas 2.0.0 of the machine stays; Stemma asks for ==3.1.1"]
     assert not {"trl", "mypy", "datatrove"} & set(needed), "tools of developers stay here"
     assert not ELSEWHERE & set(needed)
+    assert "lxml-html-clean" in missing(packages(MACHINE + "lxml==6.0.0\n"), "3.12"), "of an extra of what is there"
     assert {"oci", "botocore"} <= set(missing(packages(MACHINE), "3.12"))
 
 

@@ -36,7 +36,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from corpus.cleaning.people.toxicity import ClassifierScorer
+from corpus.cleaning.people.toxicity_scorers import ClassifierScorer
 from corpus.model_folders.folder import folder_problems
 from corpus.model_folders.pretrained import load_pretrained_model, weights_problems
 from evaluation.generation.language_model import load_model

@@ -15,7 +15,7 @@ from corpus.config import IngestConfig, TokenizerConfig
 from corpus.documents.parts import DocumentWriter, is_heldout, read_documents
 from corpus.ingest import ingest
 from corpus.tokenizer import tokenizer
-from corpus.tokens.chat_format import SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from corpus.tokens.encode import TableEncoder, encoder_of, load_tokenizer
 from infra.errors import StageError
 from tests.corpus.conftest import build_stage

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from flows.config.graph import graph
 from flows.config.read import parse
 from infra.store.manifest import SourceRecord

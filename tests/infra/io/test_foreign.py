@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from corpus.cleaning.people.toxicity import ClassifierScorer
+from corpus.cleaning.people.toxicity_scorers import ClassifierScorer
 from corpus.config import TokenizerConfig
 from corpus.tokenizer import tokenizer
 from evaluation.generation.language_model import load_model

@@ -349,7 +349,7 @@ def test_a_trainjob_and_its_runtime_ask_for_what_the_job_asks() -> None:
         ["bad-1", "bad-2"],
         {"PYTHONPATH": "/code"},
     )
-    document, its_runtime = trainjob(*arguments), runtime(launch)
+    document, its_runtime = trainjob(launch, manifest(*arguments)), runtime(launch)
     assert problem_of(document) == problem_of(its_runtime) == ""
     assert problem_of({**document, "spec": {**document["spec"], "backoffLimit": 0}})
     child, job = _validated(child_of(document, its_runtime)), manifest(*arguments)

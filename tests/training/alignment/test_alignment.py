@@ -19,6 +19,7 @@ from transformers import AutoModel
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal
+from tests.support.stopped import StoppedAt
 from training.chat.base import Chat, pad
 from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.core.hardware import prepare
@@ -34,7 +35,8 @@ from training.preference_tuning import preference_tuning
 from training.reward_model import reward_model
 from training.rl.algorithms import algorithm_of
 from training.rl.ensemble import Ensemble
-from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.prompts import Prompt
+from training.rl.rewards import Rewards, RewardScale
 from training.rl.round import Rollouts
 from training.rl.round_times import RoundTimes
 from training.rl.verify import Rule
@@ -501,21 +503,6 @@ def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
         hidden = AutoModel.from_pretrained(base_dir, local_files_only=True)(input_ids=ids).last_hidden_state
     (found,) = journal.metric("train/activation_norm")
     assert found == pytest.approx(float(hidden.norm(dim=-1).mean()), rel=1e-2)
-
-
-class StoppedAt(Run):
-    """Is told to stop at a batch."""
-
-    def __init__(self, batch: int, run: Run) -> None:
-        super().__init__(run.work_dir, run.launch)
-        self._batch, self._done = batch, 0
-
-    def metrics(self, values: Any, step: int | None = None) -> None:
-        self._done = step or 0
-
-    @property
-    def cancelled(self) -> bool:
-        return self._done >= self._batch
 
 
 def test_a_stopped_ppo_run_continues_within_a_round_with_the_same_weights(

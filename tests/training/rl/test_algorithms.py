@@ -26,12 +26,13 @@ from training.core.hardware import Hardware
 from training.generation.completions import Completions
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.algorithms.base import Sampled
-from training.rl.algorithms.grpo import group_advantages, kl_k3
+from training.rl.algorithms.grpo import group_advantages
 from training.rl.best_of import best_of, best_of_figures, counts, kl_of_best
 from training.rl.ensemble import Ensemble
+from training.rl.prompts import Prompt, equal_groups, minibatches
 from training.rl.reward_functions import Answered, call, reward_function
-from training.rl.rewards import Prompt, Rewards, RewardScale
-from training.rl.round import equal_groups, minibatches
+from training.rl.rewards import Rewards, RewardScale
+from training.train_modules.kl import kl_k3
 from training.train_modules.preference_losses import dpo, ipo, kto, kto_kl, orpo
 
 RANDOM = np.random.default_rng(11)

@@ -16,7 +16,7 @@ from tests.support.services.endpoint import completion, endpoint
 from training.config import RlhfConfig
 from training.config.alignment.rubrics import RubricConfig
 from training.core.hardware import Hardware
-from training.rl.rewards import Prompt
+from training.rl.prompts import Prompt
 from training.rl.rubrics import rubric_of, score_in
 from training.rlhf import rlhf
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.people.toxicity import ClassifierScorer, ProfanityScorer, Scorer
+from corpus.cleaning.people.toxicity_scorers import ClassifierScorer, LexiconScorer, ProfanityScorer, Scorer
 from evaluation.config import LabelledSet, ToxicityScorer
 from evaluation.results.kept_parts import Keep
 from infra.errors import StageError, StemmaError, stage_error
@@ -29,22 +28,6 @@ offence."""
 
 SCORED_AT_ONCE = 512
 """Number of texts after which scores are stored: a multiple of a classifier's batch, so that batches stay the same."""
-
-
-class LexiconScorer:
-    """Scorer that gives 1 to a text with a word or phrase of a list, whole and in any case, and 0 to others."""
-
-    limits = "It sees only the listed words, regardless of the speaker and the meaning."
-
-    def __init__(self, path: Path) -> None:
-        """path: one word or phrase per line, or a CSV file with them in the column `text` or the first one."""
-        words = read_words(path)
-        longest_first = sorted(set(words), key=len, reverse=True)
-        self._any = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
-        self.name = f"lexicon {path.name} ({len(set(words))} words)"
-
-    def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        return np.array([float(self._any.search(text) is not None) for text in texts])
 
 
 class WatchedScorer:
@@ -169,23 +152,3 @@ def read_labelled(config: LabelledSet) -> Labelled:
     if len({toxic for _, toxic in rows}) < 2:
         raise stage_error("bad_labelled_set", str(path), "expected toxic texts and others")
     return [text for text, _ in rows], [toxic for _, toxic in rows]
-
-
-def read_words(path: Path) -> list[str]:
-    """Return the words or phrases of a file: one per line, or the column `text` of a CSV file, or its first column.
-
-    Raises StageError `bad_lexicon` for a file that cannot be read or holds none.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            if path.suffix == ".csv":
-                reader = csv.DictReader(file)
-                column = "text" if "text" in (reader.fieldnames or []) else (reader.fieldnames or [""])[0]
-                lines = [row.get(column) or "" for row in reader]
-            else:
-                lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise stage_error("bad_lexicon", str(path), f"cannot be read: {error}") from error
-    if words := [line.strip() for line in lines if line.strip()]:
-        return words
-    raise stage_error("bad_lexicon", str(path), "expected at least one word, found none")
