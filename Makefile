@@ -17,7 +17,7 @@ help: ## what there is to make
 demo: $(READY) ## install, start the servers, run the quickstart pipeline
 	@echo "1. start the servers: Prefect, MLflow and a page that shows runs"
 	@echo "2. run $(CONFIG): what is built already is reused; what a run would build: $(BIN)/stemma check $(CONFIG)"
-	@[ "$(CONFIG)" != configs/quickstart.yaml ] || echo "   from docstrings to a report; each stage shows its time left once it has a pace"
+	@[ "$(CONFIG)" != configs/quickstart.yaml ] || tools/demo-time.sh
 	@"$(BIN)/stemma" up
 	@"$(BIN)/stemma" run $(CONFIG)
 	@echo; echo "look around:  $(BIN)/stemma status $(CONFIG)"

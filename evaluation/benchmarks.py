@@ -16,6 +16,7 @@ import numpy as np
 from evaluation.config import BenchmarksConfig
 from evaluation.harness.integrity import answer_counts, check_answers
 from evaluation.results.artifacts import snake_case
+from evaluation.results.comparison import headline_metric
 from evaluation.statistics.intervals import bootstrap_ratio, from_standard_error, wilson
 from infra.run import Result, Run
 
@@ -75,11 +76,7 @@ def _score(config: BenchmarksConfig, lm: LoadedModel | VllmLM | None, folder: Pa
         **({"engine": config.engine} if config.engine != "own" else {}),
     }
     results["untrained"] = _floor(config, lm, folder, harness_results, results["tasks"], run)
-    results["headlines"] = {
-        name: "acc_norm"
-        for name, metrics in results["tasks"].items()
-        if "acc_norm" in metrics and lengths_differ(harness_results["samples"].get(name, []))
-    }
+    results["headlines"] = headlines(harness_results)
     fields = {task.name: task.domain for task in config.tasks if task.kind == "text"}
     if domains := {
         name: parts for name, field in fields.items() if (parts := text_domains(harness_results, name, field, config))
@@ -154,6 +151,15 @@ def _bounds(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, f
     return {name: {field: entry[field] for field in fields if field in entry} for name, entry in metrics.items()}
 
 
+def headlines(harness_results: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metric to read first of each task where that is not `acc`, from lm-eval's results and samples."""
+    return {
+        name: "acc_norm"
+        for name, samples in harness_results.get("samples", {}).items()
+        if "acc_norm,none" in harness_results["results"].get(name, {}) and lengths_differ(samples)
+    }
+
+
 def lengths_differ(samples: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if the choices of any question differ in length, so that a score by likelihood prefers short ones."""
     for sample in samples:
@@ -168,12 +174,6 @@ def lengths_differ(samples: Sequence[Mapping[str, Any]]) -> bool:
 def _continuation(pair: Any) -> Any:
     """Return the continuation of lm-eval's (context, continuation), which a record may hold as a mapping."""
     return pair.get("arg_1", "") if isinstance(pair, Mapping) else pair[1]
-
-
-def headline_metric(results: Mapping[str, Any], task: str) -> str:
-    """Return the metric of a task to read first: the accuracy by likelihood per character where choices differ in
-    length, otherwise the accuracy."""
-    return str(results.get("headlines", {}).get(task, "acc"))
 
 
 def shots_sweep(
@@ -318,17 +318,23 @@ def brief(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def benchmark_figures(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of results.json by the names that gates and manifests use, e.g. cloze_accuracy_low."""
+    """Return the figures of results.json by the names that gates and manifests use, e.g. cloze_accuracy_low.
+
+    cloze_score is the accuracy that is to be read first: see `headline_metric`.
+    """
     figures: dict[str, float] = {}
     for task, metrics in results["tasks"].items():
-        for metric, entry in metrics.items():
-            name = snake_case(f"{task}_{FIGURE_NAMES.get(metric, metric)}")
+        floors = results.get("untrained", {}).get(task, {})
+        named = {FIGURE_NAMES.get(metric, metric): metric for metric in metrics}
+        if "acc" in metrics:
+            named["score"] = headline_metric(results, task)
+        for label, metric in named.items():
+            name = snake_case(f"{task}_{label}")
             for suffix, field in (("", "value"), ("_low", "low"), ("_high", "high"), ("_chance", "chance")):
-                if field in entry:
-                    figures[name + suffix] = entry[field]
-    for task, floors in results.get("untrained", {}).items():
-        for metric, entry in floors.items():
-            figures[snake_case(f"{task}_{FIGURE_NAMES.get(metric, metric)}_untrained")] = entry["value"]
+                if field in metrics[metric]:
+                    figures[name + suffix] = metrics[metric][field]
+            if metric in floors:
+                figures[f"{name}_untrained"] = floors[metric]["value"]
     for task, parts in results.get("domains", {}).items():
         for domain, entry in parts.items():
             figures[snake_case(f"{task}_{domain}_bits_per_byte")] = entry["value"]

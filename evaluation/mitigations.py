@@ -197,9 +197,11 @@ def _variant(mitigation: Mitigation, lm: LoadedModel) -> _Way:
 
 def _item_scores(variant: _Way, config: MitigationsConfig, run: Run, keep: Keep) -> dict[str, dict[int, float]] | None:
     """Return the score of each item by task; None for a way that changes no likelihoods."""
+    from evaluation.benchmarks import headlines
     from evaluation.generation.word_bias import scoring_with
     from evaluation.harness.integrity import check_answers
     from evaluation.harness.tasks import evaluate_model
+    from evaluation.results.comparison import headline_metric
 
     if variant.chooser is not None:
         return None
@@ -210,10 +212,11 @@ def _item_scores(variant: _Way, config: MitigationsConfig, run: Run, keep: Keep)
             benchmarks = config.benchmarks()
             results = evaluate_model(benchmarks, variant.lm, run, prefix=variant.prefix or None, share=not variant.bias)
         check_answers(results, benchmarks.answer_limits, run)
-        samples = {task: [row for row in rows if "acc" in row] for task, rows in results.get("samples", {}).items()}
-        return {
-            task: [(int(row["doc_id"]), float(row["acc"])) for row in rows] for task, rows in samples.items() if rows
-        }
+        scores = {}
+        for task, rows in results.get("samples", {}).items():
+            metric = headline_metric({"headlines": headlines(results)}, task)
+            scores[task] = [(int(row["doc_id"]), float(row[metric])) for row in rows if metric in row]
+        return {task: items for task, items in scores.items() if items}
 
     return {task: dict(items) for task, items in keep(f"{variant.name}_tasks", score_tasks).items()}
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
-from evaluation.config import CLAIMS, ReportConfig
-from evaluation.pages.parts import Figure, Section, render_page
+from evaluation.config import CLAIMS, FIRST_SCREEN, ReportConfig
+from evaluation.pages.parts import Figure, Opening, Section, render_page
 from evaluation.pages.report.benchmarks.answer_sections import answers, answers_over_training
 from evaluation.pages.report.benchmarks.benchmark_sections import benchmarks
 from evaluation.pages.report.benchmarks.failure_section import failure_classes
@@ -39,12 +39,21 @@ def report(config: ReportConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
     The page loads no external resources, and shows model output as text, never as markup.
     """
-    page, judged = render(config, inputs)
+    pipeline = PipelineResults(inputs)
+    judged = claims(pipeline)
+    first_screen = opening(pipeline, judged)
+    page = _page(config, pipeline, judged, first_screen, len(inputs))
     states = [claim.state for claim in judged]
     (out_dir / "report.html").write_text(page, encoding="utf-8")
     rows = [{"state": claim.state, "sign": claim.sign, "title": claim.title, "text": claim.text} for claim in judged]
     (out_dir / CLAIMS).parent.mkdir(exist_ok=True)
     (out_dir / CLAIMS).write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if first_screen is not None:
+        shown = {
+            "key_figures": [asdict(figure) for figure in first_screen.key_figures],
+            "samples": list(first_screen.samples),
+        }
+        (out_dir / FIRST_SCREEN).write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     run.progress(1, 1, "pages")
     holding = states.count("holds")
     figures = {"claims": float(len(states)), "claims_that_hold": float(holding)}
@@ -57,15 +66,19 @@ def render(config: ReportConfig, inputs: Mapping[str, Path]) -> tuple[str, list[
     """Return the page, and the claims at its head."""
     pipeline = PipelineResults(inputs)
     judged = claims(pipeline)
-    first_screen = opening(pipeline, judged)
+    return _page(config, pipeline, judged, opening(pipeline, judged), len(inputs)), judged
+
+
+def _page(
+    config: ReportConfig, pipeline: PipelineResults, judged: list[Claim], first_screen: Opening | None, step_count: int
+) -> str:
     page_sections = sections(pipeline, config.samples, config.command)
     if first_screen and first_screen.chart:
         page_sections = [_without_chart(section, first_screen.chart) for section in page_sections]
     title = config.title or "Training report"
     # The report itself is a stage of the run too.
-    rows = facts(pipeline, len(inputs) + 1)
-    page = render_page(title, "training report", rows, page_sections, judged, first_screen)
-    return page, judged
+    rows = facts(pipeline, step_count + 1)
+    return render_page(title, "training report", rows, page_sections, judged, first_screen)
 
 
 def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tuple[str, str]]:

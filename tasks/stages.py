@@ -456,7 +456,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=7,
+            version=8,
             config=BenchmarksConfig,
             function="evaluation.benchmarks:benchmarks",
             inputs=(needs("model"),),
@@ -496,7 +496,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "mitigations",
             about="What mitigations of a model's toxicity do, and what they cost.",
-            version=3,
+            version=4,
             config=MitigationsConfig,
             function="evaluation.mitigations:mitigations",
             inputs=(needs("model"), may_have("tuned", "model")),
@@ -513,7 +513,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=7,
+            version=8,
             config=RegisterConfig,
             function="evaluation.register:register",
             inputs=(needs("model"),),
@@ -529,7 +529,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=8,
+            version=9,
             config=ReportConfig,
             function="evaluation.report:report",
             more=KINDS,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,24 @@ def test_the_make_targets_it_names_exist_and_ci_calls_them() -> None:
     ci = (REPOSITORY / ".ci" / "run").read_text()
     assert "make lint" in ci
     assert "make test" in ci
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("avx2 avx512_bf16", "5 to 11 minutes with two cores and bf16"),
+        ("avx2 fma", "about half an hour with two cores of AVX2"),
+        ("sse2", ""),
+    ],
+)
+def test_the_demo_says_how_long_it_took_on_such_a_processor(tmp_path: Path, flags: str, words: str) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
+    assert "tools/demo-time.sh" in (REPOSITORY / "Makefile").read_text()
+    command = [str(REPOSITORY / "tools" / "demo-time.sh")]
+    env = {**os.environ, "STEMMA_CPUINFO": str(tmp_path / "cpuinfo")}
+    printed = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert words in printed and "docstrings to a report" in printed
+    assert ("it has taken" in printed) is bool(words), "no estimate where none is known"
 
 
 def test_hosted_ci_runs_the_same_and_the_licence_is_the_one_that_is_named() -> None:

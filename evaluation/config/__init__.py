@@ -13,7 +13,7 @@ from evaluation.config.benchmarks import (
     FailureClassesConfig,
     TaskByName,
 )
-from evaluation.config.report import CLAIMS, CorpusReportConfig, Gate, RegisterConfig, ReportConfig
+from evaluation.config.report import CLAIMS, FIRST_SCREEN, CorpusReportConfig, Gate, RegisterConfig, ReportConfig
 from evaluation.config.safety import (
     ADVERSARIAL_WORDS,
     AdversarialConfig,
@@ -35,6 +35,7 @@ __all__ = [
     "DATA_DIR",
     "FAILURE_CLASSES",
     "FAILURE_CLASSES_DIR",
+    "FIRST_SCREEN",
     "IDENTIFIER",
     "ROWS_FOR_SHOTS",
     "AdversarialConfig",

@@ -11,6 +11,8 @@ from infra.config import Config, StageConfig, outside_identity
 from infra.store.layout import AUX
 
 CLAIMS = f"{AUX}/claims.json"
+FIRST_SCREEN = f"{AUX}/first_screen.json"
+"""The three numbers and the samples at the head of the report, for other pages."""
 """The claims at the report's head, [{"state", "sign", "title", "text"}], for pages that link it."""
 
 

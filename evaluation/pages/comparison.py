@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -70,12 +71,9 @@ def comparison_sections(
     document: Mapping[str, Any], names: Sequence[str], steps: Sequence[Mapping[str, Artifact]]
 ) -> list[Section]:
     """Return the parts of a comparison, see `comparison_page`."""
-    styles = [STYLES[index % len(STYLES)] for index in range(len(names))]
     compared_names = [entry["name"] for entry in document["compared"]]
     groups = _groups(document)
-    for group in groups:
-        for index in group:
-            styles[index] = styles[group[0]]
+    styles = _styles(names, groups)
     return [
         _subjects(document, names),
         _differences(document, names),
@@ -83,13 +81,55 @@ def comparison_sections(
             document, dict(zip(compared_names, names, strict=True)), dict(zip(compared_names, styles, strict=True))
         ),
         _figures(document, names, groups),
-        Section("curves", "Curves", "", _curves(document, steps, names, styles, groups)),
+        Section("curves", "Curves", "", compared_curves(document, names, steps)),
     ]
+
+
+def compared_curves(
+    document: Mapping[str, Any],
+    names: Sequence[str],
+    steps: Sequence[Mapping[str, Artifact]],
+    batches: tuple[float, float] = (-inf, inf),
+) -> list[Figure]:
+    """Return the curves over each other, see `comparison_page`.
+
+    Args:
+        batches: the first and the last to draw.
+    """
+    groups = _groups(document)
+    styles = _styles(names, groups)
+    pipelines = [
+        PipelineResults({name: artifact.folder for name, artifact in artifacts.items()}) for artifacts in steps
+    ]
+    stages = {
+        name: artifact.stage for artifacts in steps for name, artifact in artifacts.items() if artifact.stage in CURVES
+    }
+    figures = []
+    kept = _steps_to_draw(document, steps, stages)
+    for step, stage in kept.items():
+        for curve in CURVES[stage]:
+            drawn: dict[str, tuple[list[int], list[Point]]] = {}
+            for index, pipeline in enumerate(pipelines):
+                points = [point for point in pipeline.curve(step, curve.metric) if batches[0] <= point[0] <= batches[1]]
+                if points:
+                    drawn.setdefault(str(steps[index][step].folder), ([], points))[0].append(index)
+            if figure := _overlaid(step, curve, drawn, names, styles, groups):
+                figures.append(figure)
+    return figures
 
 
 def figures_section(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     """Return the figures that differ, side by side."""
     return _figures(document, names, _groups(document))
+
+
+def _styles(names: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
+    """Return a style for each; those that differ in seeds alone have one."""
+    styles = [STYLES[index % len(STYLES)] for index in range(len(names))]
+    for group in groups:
+        for index in group:
+            styles[index] = styles[group[0]]
+    return styles
 
 
 def _groups(document: Mapping[str, Any]) -> list[list[int]]:
@@ -262,33 +302,6 @@ def _number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace("-", "−")
     return fixed(value, 3) if abs(value) >= 0.001 or value == 0 else f"{value:.2g}".replace("-", "−")
-
-
-def _curves(
-    document: Mapping[str, Any],
-    steps: Sequence[Mapping[str, Artifact]],
-    names: Sequence[str],
-    styles: Sequence[str],
-    groups: Sequence[Sequence[int]],
-) -> list[Figure]:
-    pipelines = [
-        PipelineResults({name: artifact.folder for name, artifact in artifacts.items()}) for artifacts in steps
-    ]
-    stages = {
-        name: artifact.stage for artifacts in steps for name, artifact in artifacts.items() if artifact.stage in CURVES
-    }
-    figures = []
-    kept = _steps_to_draw(document, steps, stages)
-    for step, stage in kept.items():
-        for curve in CURVES[stage]:
-            drawn: dict[str, tuple[list[int], list[Point]]] = {}
-            for index, pipeline in enumerate(pipelines):
-                points = pipeline.curve(step, curve.metric)
-                if points:
-                    drawn.setdefault(str(steps[index][step].folder), ([], points))[0].append(index)
-            if figure := _overlaid(step, curve, drawn, names, styles, groups):
-                figures.append(figure)
-    return figures
 
 
 def _steps_to_draw(

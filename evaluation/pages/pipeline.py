@@ -24,7 +24,7 @@ marker path{fill:#8c959f;stroke:none}
 rect.model{fill:#0c2d4d;stroke:#4493f8}path{stroke:#6e7681}marker path{fill:#6e7681;stroke:none}}
 """
 HEAD = (
-    '<marker id="head" markerWidth="6" markerHeight="6" refX="6" refY="3" orient="auto"><path d="M0,0L6,3L0,6z"/>'
+    '<marker id="arrow-head" markerWidth="6" markerHeight="6" refX="6" refY="3" orient="auto"><path d="M0,0L6,3L0,6z"/>'
     "</marker>"
 )
 
@@ -33,7 +33,8 @@ HEAD = (
 class Box:
     """One box: a step, with the validations and measurements that are named in it.
 
-    notes: a word for each of `within`. about: what each of them does, a line each.
+    notes: a word for each of `within`. about: what each of them does, a line each. label: shown instead of
+    the name, which identifies the box. address: of the page that a click opens.
     """
 
     name: str
@@ -41,11 +42,14 @@ class Box:
     notes: tuple[str, ...]
     about: str
     is_model: bool
+    label: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True)
 class BoxState:
-    """Progress of a box in a run. kind: a status of `flows.runs.journal.Status`. text: the status in words.
+    """Progress of a box in a run. kind: a status of `flows.runs.journal.Status`; "shown" for the box that a page
+    is about. text: the status in words.
 
     ratio: the part that is done, from 0 to 1; None if it is unknown.
     """
@@ -72,11 +76,16 @@ class Drawing:
         return cls(tuple(boxes), tuple((source, target) for source, target in document["arrows"]))
 
 
-def draw(drawing: Drawing, states: Mapping[str, BoxState] | None = None, style: str = "") -> str:
+def draw(
+    drawing: Drawing,
+    states: Mapping[str, BoxState] | None = None,
+    style: str = "",
+    about: str = "the steps of the pipeline",
+) -> str:
     """Return a drawing as SVG.
 
     states: by box, how far a run is; its words then take the place of a box's notes. style: a style sheet for the file;
-    without one the page that holds the picture has its own.
+    without one the page that holds the picture has its own. about: the picture in words.
     """
     names = [box.name for box in drawing.boxes]
     edges = [Edge(*arrow) for arrow in drawing.arrows]
@@ -85,10 +94,10 @@ def draw(drawing: Drawing, states: Mapping[str, BoxState] | None = None, style: 
     sheet = f"<style>{style}</style>" if style else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="the steps of the pipeline">{sheet}<defs>{HEAD}</defs>'
+        f'role="img" aria-label="{escape(about)}">{sheet}<defs>{HEAD}</defs>'
     ]
     for source, target in steps:
-        head = ' marker-end="url(#head)"' if target in names else ""
+        head = ' marker-end="url(#arrow-head)"' if target in names else ""
         parts.append(f'<path d="{_arrow(positions[source], positions[target], tops[target], width)}"{head}/>')
     passing = [corner for name, corner in positions.items() if name not in names]
     parts += [f'<path d="M{x},{y + HEIGHT // 2}h{WIDTH}"/>' for x, y in passing]
@@ -147,12 +156,14 @@ def _box(box: Box, state: BoxState | None, x: int, y: int) -> str:
         if state.ratio is not None:
             done = round((WIDTH - 2) * min(1.0, max(0.0, state.ratio)), 1)
             bar = f'<rect class="bar" x="{x + 1}" y="{y + HEIGHT - 5}" width="{done}" height="4" rx="2"/>'
-    return (
+    label = box.label or box.name
+    drawn = (
         f"{group}<title>{escape(box.about)}</title>"
         f'<rect{kind} x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="7"/>{bar}'
-        f'<text x="{x + PADDING}" y="{baseline}"{_fit(box.name, NAME_SIZE)}>{escape(box.name)}</text>'
+        f'<text x="{x + PADDING}" y="{baseline}"{_fit(label, NAME_SIZE)}>{escape(label)}</text>'
         f"{''.join(small)}</g>"
     )
+    return f'<a href="{escape(box.address)}">{drawn}</a>' if box.address else drawn
 
 
 def _is_wide(text: str, size: float) -> bool:

@@ -25,6 +25,7 @@ from evaluation.pages.words import size
 from evaluation.release.elsewhere import WRITE, auto_class
 from evaluation.release.gates import Verdict
 from evaluation.results.artifacts import Artifact, ancestors
+from evaluation.results.comparison import headline_metric
 from evaluation.results.pipeline import PipelineResults
 
 DATA = (
@@ -117,11 +118,17 @@ def _front_matter(
     stated = {} if config.licence else stated_licence(model.folder)  # of the model that it was made from
     languages = sorted({source.language for source in text_sources(pipeline, model_name) if source.language})
     of_model = next((artifact for artifact in evaluations.values() if _is_about(artifact, model)), None)
-    tasks = (of_model.read_json("results.json") or {}).get("tasks", {}) if of_model else {}
+    measured = (of_model.read_json("results.json") or {}) if of_model else {}
     results = [
-        EvalResult("text-generation", task, task, "accuracy", round(metrics["acc"]["value"], 4))
-        for task, metrics in tasks.items()
-        if "acc" in metrics
+        EvalResult(
+            "text-generation",
+            task,
+            task,
+            "accuracy" if metric == "acc" else metric,
+            round(metrics[metric]["value"], 4),
+        )
+        for task, metrics in measured.get("tasks", {}).items()
+        if (metric := headline_metric(measured, task)) in metrics
     ]
     described = model.read_json("config.json") or {}
     kind = described.get("model_type")
@@ -285,11 +292,13 @@ def _limits(evaluations: Mapping[str, Artifact]) -> str:
     results = {key: artifact.read_json("results.json") or {} for key, artifact in evaluations.items()}
     for stage, result in results.items():
         for task, metrics in result.get("tasks", {}).items():
-            accuracy = metrics.get("acc", {})
-            if "chance" in accuracy and accuracy.get("low", 1) <= accuracy["chance"]:
-                lines.append(
-                    f"- {stage}: {task} is not distinguishable from guessing ({100 * accuracy['chance']:.0f} %)."
-                )
+            metric = headline_metric(result, task)
+            accuracy = metrics.get(metric, {})
+            untrained = result.get("untrained", {}).get(task, {}).get(metric, {}).get("value")
+            floor = accuracy.get("chance") if untrained is None else untrained
+            word = "guessing" if untrained is None else "an untrained model"
+            if floor is not None and accuracy.get("low", 1) <= floor:
+                lines.append(f"- {stage}: {task} is not distinguishable from {word} ({100 * floor:.0f} %).")
     scorers = sorted({result["toxicity"]["limits"] for result in results.values() if result.get("toxicity")})
     lines += [f"- Toxicity was scored by a classifier. {limit}" for limit in scorers]
     lines += _probes(results, evaluations)

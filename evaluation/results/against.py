@@ -16,6 +16,9 @@ from infra.store.manifest import folder_of, known_manifest
 SAME = 1e-4
 """Tolerance within which a paired difference matches the difference of the two values, and so belongs to the figure."""
 
+METRICS = {"_accuracy_normalised": "acc_norm", "_accuracy": "acc", "_score": None}
+"""Metric of lm-eval by the end of a figure's name; None for the one of the task that is to be read first."""
+
 
 @dataclass(frozen=True)
 class Against:
@@ -86,12 +89,11 @@ def _paired(figure: str, first: Artifact | None, second: Artifact | None) -> Int
     """Return the second's figure minus the first's over the same items, for the figures whose items are kept."""
     if first is None or second is None or first.stage != second.stage:
         return None
-    if first.stage.startswith("benchmarks") and figure.endswith("_accuracy"):
-        tasks = {
-            snake_case(f"{comparison.task}_accuracy"): comparison.difference
-            for comparison in paired_accuracy(first, second)
-        }
-        return tasks.get(figure)
+    if first.stage.startswith("benchmarks"):
+        for suffix, metric in METRICS.items():
+            if figure.endswith(suffix):
+                compared = paired_accuracy(first, second, metric)
+                return next((pair.difference for pair in compared if snake_case(pair.task) + suffix == figure), None)
     if first.stage.startswith("safety") and figure in ("expected_max_toxicity", "toxicity_probability"):
         toxicity = paired_toxicity(first, second)
         return (toxicity.worst if figure == "expected_max_toxicity" else toxicity.toxic) if toxicity else None

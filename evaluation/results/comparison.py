@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,13 +26,20 @@ class PairedAccuracy:
     sign flips if items are not right or wrong."""
 
     task: str
+    metric: str
     first: float
     second: float
     difference: Interval
     p_value: float
 
 
-def paired_accuracy(first: Artifact, second: Artifact, *, headline: bool = False) -> list[PairedAccuracy]:
+def headline_metric(results: Mapping[str, Any], task: str) -> str:
+    """Return the metric of a task to read first, from results.json: the accuracy by likelihood per character where the
+    choices differ in length, otherwise the accuracy."""
+    return str(results.get("headlines", {}).get(task, "acc"))
+
+
+def paired_accuracy(first: Artifact, second: Artifact, metric: str | None = None) -> list[PairedAccuracy]:
     """Return the difference of accuracies over the same items for each task that both models took. Items are the same
     if number and content match.
 
@@ -42,20 +49,20 @@ def paired_accuracy(first: Artifact, second: Artifact, *, headline: bool = False
 
     Args:
         first, second: artifacts of the stage benchmarks.
-        headline: compare the metric of each task that is to be read first instead of `acc`, if both name the same.
+        metric: acc or acc_norm; by default the one of each task that is to be read first, if both name the same.
     """
     if _num_fewshot(first) != _num_fewshot(second):
         return []
     compared = []
     results, others = (artifact.read_json("results.json") or {} for artifact in (first, second))
     for task in sorted(results.get("tasks", {})):
-        headlines = {measured.get("headlines", {}).get(task, "acc") for measured in (results, others)}
-        metric = headlines.pop() if headline and len(headlines) == 1 else "acc"
+        headlines = {headline_metric(measured, task) for measured in (results, others)}
+        compared_metric = metric or (headlines.pop() if len(headlines) == 1 else "acc")
         left, right = (
             {
-                (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row[metric]
+                (row["doc_id"], json.dumps(row.get("doc"), sort_keys=True)): row[compared_metric]
                 for row in artifact.read_lines(f"aux/samples_{task}.jsonl")
-                if metric in row
+                if compared_metric in row
             }
             for artifact in (first, second)
         )
@@ -63,7 +70,7 @@ def paired_accuracy(first: Artifact, second: Artifact, *, headline: bool = False
             continue
         before, after = (sum(scores.values()) / len(scores) for scores in (left, right))
         if gain := _gain([(left[i], right[i]) for i in left]):
-            compared.append(PairedAccuracy(task, before, after, *gain))
+            compared.append(PairedAccuracy(task, compared_metric, before, after, *gain))
     return compared
 
 
@@ -244,7 +251,8 @@ def paired_figures(first: Artifact, second: Artifact) -> Iterator[Paired]:
     """Yield every figure whose items both kept, for artifacts of one kind: benchmarks, safety or rlhf."""
     if first.stage.startswith("benchmarks"):
         for comparison in paired_accuracy(first, second):
-            yield Paired(f"{comparison.task} accuracy", "share", comparison.difference)
+            name = "accuracy per character" if comparison.metric == "acc_norm" else "accuracy"
+            yield Paired(f"{comparison.task} {name}", "share", comparison.difference)
     elif first.stage.startswith("safety"):
         if toxicity := paired_toxicity(first, second):
             yield Paired("expected maximum toxicity", "share", toxicity.worst)

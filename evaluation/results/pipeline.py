@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.results.artifacts import Artifact, read_artifacts
-from evaluation.results.comparison import PairedAccuracy, PairedToxicity, paired_accuracy, paired_toxicity
+from evaluation.results.comparison import (
+    PairedAccuracy,
+    PairedToxicity,
+    headline_metric,
+    paired_accuracy,
+    paired_toxicity,
+)
 
 MODELS = {
     "pretrain": "base",
@@ -162,7 +168,7 @@ class PipelineResults:
         """Return the entry of the metric of a task to read first, with the score of an untrained model of this shape as
         `untrained` if it is known; empty for a task without accuracy."""
         results = self.results("benchmarks", model)
-        metric = results.get("headlines", {}).get(task, "acc")
+        metric = headline_metric(results, task)
         entry = results.get("tasks", {}).get(task, {}).get(metric)
         if entry is None:
             return {}
@@ -258,7 +264,7 @@ class PipelineResults:
     def paired(self, first: str, second: str) -> list[PairedAccuracy]:
         """Return the difference of accuracies over the same items for each task that both models took."""
         a, b = self.evaluation("benchmarks", first), self.evaluation("benchmarks", second)
-        return paired_accuracy(a, b, headline=True) if a and b else []
+        return paired_accuracy(a, b) if a and b else []
 
     def paired_toxicity(self, first: str, second: str) -> PairedToxicity | None:
         """Return the difference in toxicity over the same prompts; None if the models were asked differently."""

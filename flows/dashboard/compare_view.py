@@ -6,8 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from evaluation.pages.comparison import comparison_sections, conclusion
+from markupsafe import Markup
+
+from evaluation.pages.comparison import compared_curves, comparison_sections, conclusion
+from evaluation.results.artifacts import Artifact
 from flows.compare.compare import compare
+from flows.compare.compared import Compared
 from flows.compare.compared import find as find_compared
 from flows.dashboard.reading import address_of, find
 from infra.errors import ConfigError, Problem
@@ -19,14 +23,8 @@ MOST = 6
 
 def compare_page(store: Store, texts: Sequence[str]) -> dict[str, Any]:
     """Return the values of the page of a comparison. Raises ConfigError for what cannot be compared."""
-    if not 2 <= len(texts) <= MOST:
-        raise ConfigError(Problem("bad_comparison", "compare", f"2 to {MOST} runs or models were expected: ?a=…&b=…"))
-    sides = [text if _RUN.fullmatch(text) else address_of(*find(store, text)) for text in texts]
-    compared = find_compared(store, sides)
+    compared, names, built = _sides(store, texts)
     document = compare(compared)
-    names = [_short(side.name) for side in compared]
-    names = names if len(set(names)) == len(set(sides)) else [side.name for side in compared]
-    built = [{name: step.artifact for name, step in side.steps.items() if step.artifact} for side in compared]
     pages = [f"/{'run' if side.kind == 'run' else 'model'}/{side.name}" for side in compared]
     return {
         "conclusions": [conclusion(document, index, names) for index in range(1, len(names))],
@@ -34,6 +32,28 @@ def compare_page(store: Store, texts: Sequence[str]) -> dict[str, Any]:
         "warnings": [f"{warning['path']}: {warning['message']}" for warning in document["warnings"]],
         "sections": [section for section in comparison_sections(document, names, built) if section],
     }
+
+
+def compared_chart(store: Store, texts: Sequence[str], title: str, batches: tuple[float, float]) -> Markup | None:
+    """Return one chart of a comparison between two batches; None if it has none of that title. Raises ConfigError."""
+    compared, names, built = _sides(store, texts)
+    figures = compared_curves(compare(compared), names, built, batches)
+    return next((figure.svg for figure in figures if figure.title == title), None)
+
+
+def _sides(store: Store, texts: Sequence[str]) -> tuple[list[Compared], list[str], list[dict[str, Artifact]]]:
+    """Return what is compared, short names, and the finished steps of each."""
+    if not 2 <= len(texts) <= MOST:
+        raise ConfigError(Problem("bad_comparison", "compare", f"2 to {MOST} runs or models were expected: ?a=…&b=…"))
+    sides = [text if _RUN.fullmatch(text) else address_of(*find(store, text)) for text in texts]
+    compared = find_compared(store, sides)
+    names = [_short(side.name) for side in compared]
+    names = names if len(set(names)) == len(set(sides)) else [side.name for side in compared]
+    return (
+        compared,
+        names,
+        [{name: step.artifact for name, step in side.steps.items() if step.artifact} for side in compared],
+    )
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The home page: runs with their claims, work and cost, what is scheduled, what needs a person, models, servers."""
+"""The home page: runs with claims, work and cost, what is scheduled, what needs a person, models, machines, servers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ ALARMS = {
     "drift": "drifted",
 }
 """Events of stages that people want to hear of."""
+MACHINES_SHOWN = 20
 SERVERS_EVERY_S = 5.0
 """The servers are asked at most this often, however many people look."""
 
@@ -53,6 +54,7 @@ class HomeView:
             "needs": [*self._needs(rows), *self._labels()],
             "models": models[:MODELS_SHOWN],
             "model_count": len(models),
+            "machines": _machines(store),
             **self._servers,
         }
 
@@ -136,3 +138,19 @@ class HomeView:
                     {"name": str(run["name"]), "deployment": names.get(id, ""), "at": str(run["expected_start_time"])}
                 )
         return scheduled
+
+
+def _machines(store: ReadingStore) -> list[dict[str, Any]]:
+    """Return the machines that built this store's artifacts, the one that built last first."""
+    machines: dict[tuple[str, str], dict[str, Any]] = {}
+    for _, manifest in store.manifests():
+        if manifest.host and manifest.adopted is None:
+            device = manifest.device.partition(",")[0]  # without the precision
+            row = machines.setdefault(
+                (manifest.host, device),
+                {"host": manifest.host, "device": device, "built": 0, "seconds": 0.0, "last": ""},
+            )
+            row["built"] += 1
+            row["seconds"] += manifest.seconds
+            row["last"] = max(row["last"], manifest.finished)
+    return sorted(machines.values(), key=lambda row: row["last"], reverse=True)[:MACHINES_SHOWN]

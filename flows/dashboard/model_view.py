@@ -5,19 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from evaluation.pages.comparison import figures_section
-from evaluation.pages.lineage import DRAWN, Box, Edge, picture
 from evaluation.pages.parts import Figure, Section, Table
 from evaluation.release.registrations import newest_registration
 from flows.compare.compare import compare
 from flows.compare.compared import find as find_compared
-from flows.dashboard.reading import address_of, find, is_model
+from flows.dashboard.family import family_picture
+from flows.dashboard.reading import CARD, address_of, find, is_model, page_of
 from infra.errors import StemmaError
 from infra.io.json import read_own_json
 from infra.store.ancestry import AncestryMember, LineageGraph, ancestry, artifact_member, descent
@@ -26,7 +25,7 @@ from infra.store.measurements import newest_measurement
 from infra.store.store import Store
 from tasks.stages import STAGES
 
-CARD, RECORD = "MODEL_CARD.md", "registration.json"
+RECORD = "registration.json"
 RELATIVES = 3
 """Most ancestors, and most siblings, whose figures are shown."""
 
@@ -81,13 +80,8 @@ def _family(up: LineageGraph, down: LineageGraph) -> Section:
     members = {**up.members, **down.members}
     links = {(link.parent, link.child): link for link in (*up.links, *down.links)}
     start = next(iter(up.members))
-    drawn = Markup("")
-    if len(members) <= DRAWN:
-        boxes = [_box(member) for member in members.values()]
-        boxes = [replace(box, small="this model") if box.id == start else box for box in boxes]
-        edges = [Edge(parent, child, link.requires) for (parent, child), link in links.items()]
-        drawn = picture(boxes, edges)
-    caption = "From the sources on the left to what was made of the model on the right; each box is a link."
+    drawn = family_picture(members, list(links.values()), start)
+    caption = "From the oldest data to what was made of the model; a click on a box opens its page."
     figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
     rows: list[list[str]] = []
     for relation, graph in (("descends from", up), ("was made of it", down)):
@@ -98,30 +92,6 @@ def _family(up: LineageGraph, down: LineageGraph) -> Section:
     lead = "" if drawn else f"{len(members):,} artifacts: too many to draw."
     table = Table(f"All {len(rows)} of the family", ["", "", "what came out"], rows, folded=True, mono=(1,))
     return Section("family", "Family", lead, figures, [table] if rows else [])
-
-
-def _box(member: AncestryMember) -> Box:
-    if member.source is not None:
-        name = member.source.key or "source"
-        return Box(member.id, name, member.source.digest[:10], "\n".join(list(member.source.files)[:5]))
-    manifest = member.manifest
-    if manifest is None:
-        return Box(member.id, member.id.partition("/")[0], "gone", f"{member.id} is not in the store any more")
-    headline = str(manifest.result.get("headline", ""))
-    is_shown_as_model = is_model(manifest)
-    name, small = manifest.step or manifest.stage, manifest.digest[:10]
-    return Box(member.id, name, small, f"{member.id}\n{headline}", is_shown_as_model, page_of(member.id, manifest))
-
-
-def page_of(id: str, manifest: Manifest) -> str:
-    """Return the address of the page of an artifact; "" where it has none."""
-    if is_model(manifest):
-        return f"/model/{id}"
-    pages = ("report.html", "aux/corpus_report.html", "aux/validation.html", CARD, "results.json", "verdict.json")
-    paths = {file.path for file in manifest.files}
-    if any(path.startswith("documents/") for path in paths) or manifest.stage == "shard":
-        return f"/data/{id}"
-    return next((f"/artifact/{id}/{page}" for page in pages if page in paths and "." not in id), "")
 
 
 def _link(member: AncestryMember) -> Markup | str:

@@ -15,6 +15,7 @@ from infra.store.reference import resolve
 from infra.store.store import Store
 from tasks.stages import STAGES
 
+CARD = "MODEL_CARD.md"
 SETTLED_NS = 2_000_000_000
 _REFERENCE = re.compile(r"[a-z0-9][\w-]{0,80}(/[0-9a-f]{1,16}(\.[0-9a-f]{8})?)?")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -29,7 +30,7 @@ class ReadingStore(Store):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, reading=True)
-        self._known: dict[str, tuple[int, list[tuple[Path, Manifest]]]] = {}
+        self._known: dict[str, tuple[int, dict[Path, Manifest]]] = {}
         self._models: tuple[tuple[int, ...], list[dict[str, Any]]] | None = None
 
     def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
@@ -39,8 +40,20 @@ class ReadingStore(Store):
         for name in [stage] if stage else self.stages():
             changed = self._changed(name)
             if name not in self._known or self._known[name][0] != changed or not changed:
-                self._known[name] = changed, list(super().manifests(name))
-            yield from self._known[name][1]
+                self._known[name] = changed, dict(super().manifests(name))
+            yield from self._known[name][1].items()
+
+    def folders(self, stage: str) -> list[Path]:
+        if self.remote is not None:
+            return super().folders(stage)
+        return [folder for folder, _ in self.manifests(stage)]
+
+    def read(self, folder: Path) -> Manifest | None:
+        stage = folder.parent.name
+        settled = self._known[stage][0] if folder.parent.parent == self.root and stage in self._known else 0
+        if not settled or settled != self._changed(stage):
+            return super().read(folder)
+        return self._known[stage][1].get(folder)
 
     def models(self) -> list[dict[str, Any]]:
         """Return the models, newest first, as `flows.runs.listing.artifacts`."""
@@ -87,3 +100,14 @@ def is_model(manifest: Manifest) -> bool:
 def address_of(folder: Path, manifest: Manifest) -> str:
     """Return `stage/fingerprint` of an artifact, with the digest for one that a later build replaced."""
     return f"{manifest.stage}/{folder.name}"
+
+
+def page_of(id: str, manifest: Manifest) -> str:
+    """Return the address of the page of an artifact; "" where it has none."""
+    if is_model(manifest):
+        return f"/model/{id}"
+    pages = ("report.html", "aux/corpus_report.html", "aux/validation.html", CARD, "results.json", "verdict.json")
+    paths = {file.path for file in manifest.files}
+    if any(path.startswith("documents/") for path in paths) or manifest.stage == "shard":
+        return f"/data/{id}"
+    return next((f"/artifact/{id}/{page}" for page in pages if page in paths and "." not in id), "")

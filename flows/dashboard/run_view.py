@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from evaluation.config import FIRST_SCREEN
 from evaluation.pages.charts import Line, line_chart, smoothed
 from evaluation.pages.pipeline import BoxState, Drawing, draw
 from evaluation.pages.words import seconds
@@ -29,7 +31,7 @@ from tasks.stages import STAGES
 MOST_BYTES = 20_000_000
 """Size of the metrics of a finished training up to which its curves are read."""
 LEDGER_S = 5.0
-LOG_LINES, PRINTED_LINES, ANSWERS = 60, 12, 3
+LOG_LINES, PRINTED_LINES, ANSWERS, SAMPLE_LINES = 60, 12, 3, 200
 RETRY_PATIENCE_S = 120.0
 """Time within which a worker begins a run that is retried; Prefect may still end the attempt before it."""
 SPEED, LEFT, MEMORY = "train/tokens_per_s", "train/time_left_s", "train/memory_gb"
@@ -268,23 +270,45 @@ class RunView:
         return [(name, tail(journal.parent / "stage.log", PRINTED_LINES)) for name, journal in logs if journal]
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return prompts with the answers of several models side by side, of the newest step that has any."""
+        """Return prompts with the answers of several models: those of the newest step that has any, joined by the
+        answers to the same prompts in the steps before."""
+        rows: dict[str, dict[str, Any]] = {}
         for step in reversed(list(self.steps.values())):
             samples = step.path / AUX / "samples.jsonl" if step.path else None
             if samples is None or not samples.is_file():
                 continue
-            rows = []
+            is_first = not rows
             with open(samples, encoding="utf8") as file:
-                for line in file:
+                for line in islice(file, SAMPLE_LINES):
                     with suppress(ValueError):
                         row = parse_own_json(line)
-                        if isinstance(row, dict) and isinstance(row.get("answers"), dict) and len(row["answers"]) > 1:
-                            rows.append(row)
-                    if len(rows) == ANSWERS:
-                        break
-            if rows:
-                return rows
-        return []
+                        if not (isinstance(row, dict) and isinstance(row.get("answers"), dict)):
+                            continue
+                        prompt = str(row.get("prompt", ""))
+                        if prompt in rows:
+                            rows[prompt] = {**row["answers"], **rows[prompt]}
+                        elif is_first and len(rows) < ANSWERS and len(row["answers"]) > 1:
+                            rows[prompt] = row["answers"]
+        return [
+            {
+                "prompt": prompt,
+                "reference": "",
+                "answers": [
+                    {"model": name, "label": name, "text": str(text), "score": "", "mark": ""}
+                    for name, text in answers.items()
+                ],
+            }
+            for prompt, answers in rows.items()
+        ]
+
+    def first_screen(self) -> dict[str, Any]:
+        """Return the three numbers and the samples of the report; both empty before there is one."""
+        for step in self.steps.values():
+            path = step.path / FIRST_SCREEN if step.path else None
+            if path is not None and path.is_file():
+                first: dict[str, Any] = read_own_json(path)
+                return first
+        return {"key_figures": [], "samples": []}
 
     def claims(self) -> list[dict[str, str]]:
         """Return the claims of the report: state, sign, title, text; none before there is one."""

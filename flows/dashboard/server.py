@@ -8,7 +8,7 @@ GET /run/ID/change   the form of another run with its settings
 POST /run/ID/cancel, /run/ID/retry, /run/ID/change    as on Prefect's page, by its API
 GET /models, /model/NAME    a model by its step, address or digest
 GET /data, /data/NAME       a corpus; ?q=WORDS searches in it, ?document=ID shows the way of a document
-GET /compare?a=A&b=B        runs or models over each other
+GET /compare?a=A&b=B        runs or models over each other; /compare/chart: one chart between two batches
 GET /artifact/STAGE/FINGERPRINT/PATH  a file of a finished artifact, as its manifest lists it
 
 Behind the same rules for callers and the same credentials as Prefect and MLflow.
@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -40,7 +40,7 @@ from starlette.types import ASGIApp
 from evaluation.pages.parts import TEMPLATES as REPORT_TEMPLATES
 from evaluation.pages.words import seconds, size
 from flows.dashboard.access import CredentialsAsked
-from flows.dashboard.compare_view import compare_page
+from flows.dashboard.compare_view import compare_page, compared_chart
 from flows.dashboard.data_view import data_page, data_sets
 from flows.dashboard.form import FormChange, by_field
 from flows.dashboard.home_view import HomeView
@@ -56,6 +56,8 @@ from infra.servers.credentials import Credentials, credentials
 from infra.servers.prefect.callers import App, OwnCallersOnly
 from infra.servers.settings import Settings, mlflow_page, prefect_page
 from infra.servers.state import prefect_api_url
+
+T = TypeVar("T")
 
 TEMPLATES = Path(__file__).parent / "templates"
 LARGEST_BODY = 50_000
@@ -105,6 +107,7 @@ class Dashboard:
             Route("/data", self.data_sets),
             Route("/data/{reference:path}", self.data),
             Route("/compare", self.compare),
+            Route("/compare/chart", self.compared_chart),
             Route("/artifact/{stage}/{fingerprint}/{path:path}", self.artifact),
             Route("/{name}.css", self.static),
             Route("/{name}.js", self.static),
@@ -131,15 +134,10 @@ class Dashboard:
 
     async def chart(self, request: Request) -> Response:
         """A chart of a run between two steps, drawn from all points there."""
-        view, query = self._view(request.path_params["run_id"]), request.query_params
-        try:
-            steps = float(query["from"]), float(query["to"])
-        except (KeyError, ValueError):
-            raise HTTPException(HTTPStatus.BAD_REQUEST, "expected ?title=…&from=STEP&to=STEP") from None
+        view = self._view(request.path_params["run_id"])
+        title, steps = _zoomed(request)
         charts = await self._look(view.journal.run_id, lambda: dict(view.charts(steps)))
-        if query.get("title") not in charts:
-            raise HTTPException(HTTPStatus.NOT_FOUND)
-        return HTMLResponse(charts[query["title"]], headers={"Content-Security-Policy": ARTIFACT_POLICY})
+        return _chart_response(charts.get(title))
 
     async def act(self, request: Request) -> Response:
         """Cancel or retry a run through Prefect, whose rules for these hold."""
@@ -231,9 +229,16 @@ class Dashboard:
         return self._page("data.html.j2", f"Data {values['address']}", {}, "", **values)
 
     async def compare(self, request: Request) -> Response:
-        sides = [value for key, value in request.query_params.multi_items() if key in ("a", "b", "side") and value]
-        values = await self._look("compare", lambda: compare_page(self._store(), list(dict.fromkeys(sides))))
+        values = await self._look("compare", lambda: compare_page(self._store(), _compared(request)))
         return self._page("compare.html.j2", "Comparison", {}, "", **values)
+
+    async def compared_chart(self, request: Request) -> Response:
+        """A chart of a comparison between two batches."""
+        title, batches = _zoomed(request)
+        sides = _compared(request)
+        return _chart_response(
+            await self._look("compare", lambda: compared_chart(self._store(), sides, title, batches))
+        )
 
     def read_ahead(self) -> None:
         with suppress(StemmaError):  # the first page that needs the store reports it
@@ -277,7 +282,7 @@ class Dashboard:
                 del self._views[old]
         return self._views[run_id]
 
-    async def _look(self, key: str, parts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _look(self, key: str, parts: Callable[[], T]) -> T:
         async with self._looks.setdefault(key, asyncio.Lock()):
             return await asyncio.to_thread(parts)
 
@@ -293,7 +298,10 @@ class Dashboard:
             else []
         )
         links += [("MLflow", mlflow)] if mlflow else []
-        return self._parts("run_parts.html.j2", {"view": view, "links": links, "has_prefect": prefect is not None})
+        return self._parts(
+            "run_parts.html.j2",
+            {"view": view, "charts": view.charts(), "links": links, "has_prefect": prefect is not None},
+        )
 
     def _parts(self, template: str, values: dict[str, Any]) -> dict[str, str]:
         """Render each block of a template on its own: the page's parts by the id of their element."""
@@ -340,6 +348,27 @@ def _settings(body: bytes) -> dict[str, str]:
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise HTTPException(HTTPStatus.BAD_REQUEST, 'expected {"settings": {KEY: TEXT}}')
     return given
+
+
+def _compared(request: Request) -> list[str]:
+    """The runs or models that a comparison is about."""
+    sides = [value for key, value in request.query_params.multi_items() if key in ("a", "b", "side") and value]
+    return list(dict.fromkeys(sides))
+
+
+def _zoomed(request: Request) -> tuple[str, tuple[float, float]]:
+    """The title of a chart, and the first and last step that are asked for."""
+    query = request.query_params
+    try:
+        return query["title"], (float(query["from"]), float(query["to"]))
+    except (KeyError, ValueError):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, "expected ?title=…&from=STEP&to=STEP") from None
+
+
+def _chart_response(chart: str | None) -> Response:
+    if chart is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND)
+    return HTMLResponse(chart, headers={"Content-Security-Policy": ARTIFACT_POLICY})
 
 
 def _matches(model: Mapping[str, Any], query: str) -> bool:

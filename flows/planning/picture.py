@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from evaluation.pages.lineage import Edge
@@ -23,7 +24,7 @@ def drawing_of(nodes: Graph) -> Drawing:
     about; an arrow that follows from others is left out."""
     about = {name: _about(nodes, name) for name in nodes}
     pairs = {(about[source], about[name]) for name, node in nodes.items() for source in node.upstream}
-    edges = _without_shortcuts([Edge(*pair) for pair in sorted(pairs) if pair[0] != pair[1]])
+    edges = without_shortcuts([Edge(*pair) for pair in sorted(pairs) if pair[0] != pair[1]])
     boxes = []
     for name in (name for name in nodes if about[name] == name):
         stage = nodes[name].stage
@@ -49,17 +50,20 @@ def _about(nodes: Graph, name: str) -> str:
     return inputs["data"] if is_verdict and "data" in inputs else inputs["model"] if is_score else name
 
 
-def _without_shortcuts(edges: Sequence[Edge]) -> list[Edge]:
-    """Without arrows between two steps that a longer way joins too."""
+def without_shortcuts(edges: Sequence[Edge]) -> list[Edge]:
+    """Without arrows between two boxes that a longer way joins too."""
     targets: dict[str, set[str]] = {}
     for edge in edges:
         targets.setdefault(edge.source, set()).add(edge.target)
 
-    def reaches(source: str, target: str) -> bool:
-        return any(next_ == target or reaches(next_, target) for next_ in targets.get(source, ()))
+    @cache
+    def reached_from(source: str) -> frozenset[str]:
+        return frozenset().union(*({target} | reached_from(target) for target in targets.get(source, ())))
 
     return [
-        edge for edge in edges if not any(reaches(other, edge.target) for other in targets[edge.source] - {edge.target})
+        edge
+        for edge in edges
+        if not any(edge.target in reached_from(other) for other in targets[edge.source] - {edge.target})
     ]
 
 

@@ -133,14 +133,15 @@ def descent(store: Store, start: AncestryMember) -> LineageGraph:
     """Return everything that descends from the bytes of an artifact or outside source, wherever those bytes are."""
     graph = LineageGraph()
     graph.add(start)
-    readers: dict[tuple[str, str], list[tuple[AncestryMember, str, Input, bool]]] = {}
+    readers: dict[tuple[str, str], list[tuple[Path, Manifest, str, Input, bool]]] = {}
     queue = deque([start])
     for folder, manifest in store.manifests():
-        child = artifact_member(store, folder, manifest)
         for name, reference, requires in _inputs(manifest):
-            readers.setdefault((reference.stage, reference.digest), []).append((child, name, reference, requires))
+            reader = (folder, manifest, name, reference, requires)
+            readers.setdefault((reference.stage, reference.digest), []).append(reader)
         for record in manifest.sources:
             if start.source and _share_bytes(start.source, record):
+                child = artifact_member(store, folder, manifest)
                 graph.links.append(Link(start.id, child.id, record.key))
                 if graph.add(child):
                     queue.append(child)
@@ -149,7 +150,9 @@ def descent(store: Store, start: AncestryMember) -> LineageGraph:
         if parent.manifest is None:
             continue
         parent_manifest = parent.manifest
-        for child, name, reference, requires in readers.get((parent_manifest.stage, parent_manifest.digest), []):
+        of_parent = readers.get((parent_manifest.stage, parent_manifest.digest), [])
+        for folder, manifest, name, reference, requires in of_parent:
+            child = artifact_member(store, folder, manifest)
             same_bytes = reference.fingerprint != parent_manifest.fingerprint
             graph.links.append(Link(parent.id, child.id, name, requires, same_bytes))
             if graph.add(child):

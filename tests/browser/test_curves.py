@@ -1,4 +1,4 @@
-"""Curves of a finished training: values under the pointer, and a drag that zooms."""
+"""Curves of a finished training and of two over each other: values under the pointer, and a drag that zooms."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from flows.runs.journal import JournalRow, RunJournal
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
+from infra.store.manifest import Manifest
 from tests.support.programs.command import environment
 from tests.support.programs.processes import running, wait_until
 
@@ -24,13 +25,31 @@ pytestmark = [pytest.mark.cluster, pytest.mark.skipif(CHROMIUM is None, reason="
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """The page of a finished run whose loss falls from 3 to 2 in 100 steps."""
+    """The pages of a store with a finished run whose loss falls from 3 to 2 in 100 steps, and another model."""
     root = tmp_path / "store"
-    aux = root / "pretrain" / ("a" * 16) / "aux"
-    aux.mkdir(parents=True)
+    for name, start in (("a", 3.0), ("b", 3.5)):
+        aux = root / "pretrain" / (name * 16) / "aux"
+        aux.mkdir(parents=True)
+        lines = [{"time": 1.0, "step": step, "values": {"train/loss": start - step / 100}} for step in range(1, 101)]
+        (aux / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        manifest = Manifest(
+            stage="pretrain",
+            version=1,
+            fingerprint=name * 16,
+            digest=name * 64,
+            build_id=name,
+            config={},
+            identity={},
+            inputs={},
+            requires={},
+            sources=(),
+            files=(),
+            result={},
+            step="pretrain",
+        )
+        manifest.write(aux.parent)
     (root / "format").write_text("1\n")
-    lines = [{"time": 1.0, "step": step, "values": {"train/loss": 3 - step / 100}} for step in range(1, 101)]
-    (aux / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    aux = root / "pretrain" / ("a" * 16) / "aux"
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
     journal.begin(pipeline="tiny", config="tiny.yaml")
     journal.row(JournalRow("pretrain", "built", seconds=61.0, path=str(aux.parent)))
@@ -39,7 +58,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "flows.dashboard.server", str(root), "--port", str(port)]
     with running(command, environment(), tmp_path / "page.log"):
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
-        yield f"http://127.0.0.1:{port}/run/{journal.run_id}"
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
@@ -55,7 +74,7 @@ def browser_page() -> Iterator[Page]:
 def test_a_finished_curve_shows_values_and_zooms(address: str, browser_page: Page) -> None:
     page = browser_page
     expect.set_options(timeout=PATIENCE_MS)
-    page.goto(address)
+    page.goto(f"{address}/run/20261128-000000-000000-aaaaaa")
     chart = page.locator("figure.zooms svg[data-plot]")
     box = chart.bounding_box()
     assert box is not None
@@ -74,3 +93,28 @@ def test_a_finished_curve_shows_values_and_zooms(address: str, browser_page: Pag
     expect(chart).to_have_attribute("data-plot", "52,628,1,100")
     page.mouse.move(1, 1)
     expect(page.locator(".hover")).to_have_count(0)
+
+
+def test_compared_curves_show_values_and_zoom(address: str, browser_page: Page) -> None:
+    page = browser_page
+    expect.set_options(timeout=PATIENCE_MS)
+    page.goto(f"{address}/compare?a=pretrain/{'a' * 16}&b=pretrain/{'b' * 16}")
+    chart = page.locator("#curves svg[data-plot]")
+    everything = str(chart.get_attribute("data-plot"))
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    middle, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(middle, y)
+    expect(page.locator(".hover")).to_contain_text("pretrain/aaaaaaaa: 2.")
+    expect(page.locator(".hover")).to_contain_text("pretrain/bbbbbbbb: 3")
+    page.mouse.move(box["x"] + box["width"] / 4, y)
+    page.mouse.down()
+    page.mouse.move(middle, y)
+    page.mouse.up()
+    expect(chart).not_to_have_attribute("data-plot", everything)
+    first, last = map(float, str(chart.get_attribute("data-plot")).split(",")[2:])
+    assert 1 < first < last < 60
+    expect(chart.locator("polyline.line")).to_have_count(2)
+    page.mouse.dblclick(middle, y)
+    expect(chart).to_have_attribute("data-plot", everything)

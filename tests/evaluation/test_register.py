@@ -10,9 +10,12 @@ from typing import ClassVar
 import pytest
 from huggingface_hub import ModelCard
 
+from evaluation.benchmarks import benchmark_figures
 from evaluation.config import RegisterConfig
 from evaluation.register import register, register_or_refuse
 from evaluation.release.gates import Verdict, judge
+from evaluation.results.artifacts import read_artifacts
+from evaluation.results.comparison import paired_figures
 from evaluation.statistics.intervals import difference_of_paired_proportions, wilson
 from infra.errors import GateRefused, StageError
 from infra.run import Run
@@ -106,27 +109,33 @@ class TestAgainstThePromotedModel:
         assert (record["status"] == "rejected") is not all(gate["passed"] for gate in found)
         return found
 
-    def answer(self, folder: Path, right: Callable[[int], bool]) -> None:
-        """Has the model answer the items of `cloze` right of which `right` says so."""
+    def answer(self, folder: Path, right: Callable[[int], bool], metric: str = "acc") -> None:
+        """Has the model answer the items of `cloze` right of which `right` says so, by the metric to read."""
         samples = folder / "aux/samples_cloze.jsonl"
         rows = [json.loads(line) for line in samples.read_text().splitlines()]
-        rows = [{**row, "acc": float(right(row["doc_id"]))} for row in rows]
+        rows = [{**row, metric: float(right(row["doc_id"]))} for row in rows]
         samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
         manifest = json.loads((folder / "manifest.json").read_text())
-        interval = wilson(int(sum(row["acc"] for row in rows)), len(rows))
-        manifest["result"]["figures"] |= interval.as_figures("cloze_accuracy")
+        interval = wilson(int(sum(row[metric] for row in rows)), len(rows))
+        results = json.loads((folder / "results.json").read_text())
+        results["tasks"]["cloze"][metric] = {**results["tasks"]["cloze"]["acc"], **interval.as_json()}
+        results["headlines"] = {"cloze": metric}
+        (folder / "results.json").write_text(json.dumps(results))
+        manifest["result"]["figures"] |= benchmark_figures(results)
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
+    @pytest.mark.parametrize(("metric", "figure"), [("acc", "cloze_accuracy"), ("acc_norm", "cloze_score")])
     def test_over_the_same_items(
-        self, inputs: dict[str, Path], promoted: Path, out: Path, run: Run, tmp_path: Path
+        self, inputs: dict[str, Path], promoted: Path, out: Path, run: Run, tmp_path: Path, metric: str, figure: str
     ) -> None:
         """180 of 360 right before; 150 of them and 12 others now: Newcombe's interval of -18/360 from the counts."""
         manifest = json.loads((promoted / "manifest.json").read_text())
         theirs = {name: tmp_path / "promoted" / one["path"] for name, one in manifest["inputs"].items()}
-        self.answer(theirs["benchmarks_rlhf"], lambda item: item < 180)
+        self.answer(theirs["benchmarks_rlhf"], lambda item: item < 180, metric)
         register(config_of(), theirs, promoted, run)
-        self.answer(inputs["benchmarks_rlhf"], lambda item: item < 150 or 180 <= item < 192)
-        gates = [self.CLOZE, {**self.CLOZE, "at_least": -0.1, "shown": "kept"}, {**self.CLOZE, "at_least": -0.03}]
+        self.answer(inputs["benchmarks_rlhf"], lambda item: item < 150 or 180 <= item < 192, metric)
+        gate = {**self.CLOZE, "figure": f"benchmarks_rlhf.{figure}"}
+        gates = [gate, {**gate, "at_least": -0.1, "shown": "kept"}, {**gate, "at_least": -0.03}]
         found = self.judged({**inputs, "promoted": promoted}, out, run, *gates)
         expected = difference_of_paired_proportions(150, 12, 30, 168)
         difference = found[0]["difference"]
@@ -137,6 +146,11 @@ class TestAgainstThePromotedModel:
         assert [gate["passed"] for gate in found] == [False, True, True], "shown worse; shown within 0.1; not shown"
         card = (out / "MODEL_CARD.md").read_text()
         assert "-0.05 (" in card and f"more than 0.5 of register/{promoted.name}; expected at least 0 more" in card
+        assert [of.metric_value for of in ModelCard(card).data.eval_results if of.dataset_name == "cloze"] == [0.45]
+        before, now = (read_artifacts({"b": side["benchmarks_rlhf"]})["b"] for side in (theirs, inputs))
+        compared = {pair.figure: pair.difference.value for pair in paired_figures(before, now)}
+        name = "cloze accuracy per character" if metric == "acc_norm" else "cloze accuracy"
+        assert compared[name] == pytest.approx(-0.05), "compare and promote read the metric that the report shows"
 
     def test_without_the_same_items_by_both_intervals(
         self, inputs: dict[str, Path], promoted: Path, out: Path, run: Run

@@ -26,13 +26,28 @@ const zoomed = new Map();
 async function draw(figure) {
   const title = figure.dataset.title;
   const [from, to] = zoomed.get(title) || [-1e300, 1e300];
-  const query = new URLSearchParams({ title, from, to });
+  const query = new URLSearchParams(location.search); // of a comparison: what is compared
+  for (const [name, value] of Object.entries({ title, from, to })) query.set(name, value);
   const response = await fetch(`${location.pathname}/chart?${query}`);
   if (response.ok) figure.querySelector(".drawn").innerHTML = await response.text();
 }
 
 function redraw() {
   for (const figure of document.querySelectorAll("figure.zooms")) if (zoomed.has(figure.dataset.title)) draw(figure);
+}
+
+for (const svg of document.querySelectorAll("#curves figure svg[data-plot]")) {
+  const figure = svg.closest("figure");
+  const holder = document.createElement("div");
+  const hint = document.createElement("p");
+  figure.classList.add("zooms");
+  figure.dataset.title = figure.querySelector("h3").textContent;
+  holder.className = "drawn";
+  hint.className = "legend soft";
+  hint.textContent = "drag to zoom, double-click for all";
+  svg.replaceWith(holder);
+  holder.append(svg);
+  holder.after(hint);
 }
 
 const stepAt = (svg, clientX) => {
@@ -193,6 +208,6 @@ if (form) {
 
 // A family may be wider than the page: the model that the page is about comes first.
 for (const box of document.querySelectorAll("#family .scroll")) {
-  const self = [...box.querySelectorAll(".digest")].find((text) => text.textContent === "this model");
+  const self = box.querySelector(".shown");
   if (self) box.scrollLeft += self.getBoundingClientRect().left - box.getBoundingClientRect().left - box.clientWidth / 2;
 }

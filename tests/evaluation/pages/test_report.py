@@ -116,6 +116,9 @@ def test_every_section_of_a_whole_pipeline_is_there(tmp_path: Path) -> None:
 
 def test_the_page_opens_with_what_was_built_in_plain_words(tmp_path: Path) -> None:
     page = page_of(tmp_path)
+    first = json.loads((tmp_path / "out" / "aux" / "first_screen.json").read_text())
+    assert len(first["key_figures"]) == 3 and all(figure["value"] in page for figure in first["key_figures"])
+    assert {answer["label"] for answer in first["samples"][0]["answers"]} >= {"SFT model", "RLHF model"}
     opening = Page(page.split('<div class="claims">')[0] + "</header></body></html>").text
     for said in (
         "The RLHF model is a llama language model of 4.2M parameters (4 layers of width 256)",

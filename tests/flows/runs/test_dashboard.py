@@ -231,6 +231,7 @@ def write_artifact(
             "result": {"headline": HOSTILE, "figures": {"loss": 2.5}},
             "step": HOSTILE,
             "finished": "2026-11-28T00:00:00",
+            "host": HOSTILE,
             **facts,
         },
     )
@@ -260,6 +261,7 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
     assert "A gate refused it" in page.text
     compared = pages.get("/compare?a=pretrain&b=sft").text
     assert "nothing was measured over the same items" in compared
+    assert "<h2>Machines</h2>" in pages.get("/").text
     for text in (page.text, compared, pages.get("/").text, pages.get("/models").text):
         assert "onerror" in text and "<img" not in text
     assert pages.get(f"/model/{model.digest[:12]}").text == pages.get("/model/sft/0000000000000002").text
@@ -268,6 +270,76 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
         assert pages.get(f"/model/{path}").status_code == 404
         assert pages.get(f"/compare?a={path}&b=sft").status_code == 404
     assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
+
+
+def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    plain = {"score": "", "mark": ""}
+    answers = [{"model": name, "label": name, "text": f"{name} {HOSTILE}", **plain} for name in ("base", "sft", "rlhf")]
+    first = {
+        "key_figures": [{"value": "38 → 55 %", "label": "answers verified right", "note": HOSTILE}],
+        "samples": [{"prompt": "Why?", "reference": "", "answers": answers}],
+    }
+    claims = [{"state": "holds", "sign": "✓", "title": "Alignment cost no accuracy", "text": ""}]
+    aux = root / "report" / ("c" * 16) / "aux"
+    aux.mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    (aux / "claims.json").write_text(json.dumps(claims))
+    (aux / "first_screen.json").write_text(json.dumps(first))
+    journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny", config="tiny.yaml")
+    journal.row(StageRow("report", "built", seconds=1.0, path=str(aux.parent)))
+    journal.end({"status": "done", "errors": [], "stages": []})
+
+    page = client(root).get(f"/run/{journal.run_id}").text
+
+    parts = ["1 of 1 claims hold", "38 → 55 %", "Why?", "base &lt;img", "sft &lt;img", "rlhf &lt;img", "Alignment cost"]
+    offsets = [page.index(part) for part in parts]
+    assert offsets == sorted(offsets) and page.count("<img") == 0
+
+
+def test_answers_of_all_models_to_one_prompt_stand_side_by_side_before_there_is_a_report(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny", config="tiny.yaml")
+    for stage, models in (("measure_sft", ("base", "sft")), ("measure_rlhf", ("sft", "rlhf"))):
+        aux = root / stage / ("c" * 16) / "aux"
+        aux.mkdir(parents=True)
+        line = {"prompt": "Why?", "answers": {model: f"{model} of {stage} {HOSTILE}" for model in models}}
+        (aux / "samples.jsonl").write_text(json.dumps(line) + "\n")
+        journal.row(StageRow(stage, "built", seconds=1.0, path=str(aux.parent)))
+
+    page = client(root).get(f"/run/{journal.run_id}").text
+
+    shown = re.findall(r"<pre>(\w+) of (\w+) &lt;img", page)
+    assert shown == [("base", "measure_sft"), ("sft", "measure_rlhf"), ("rlhf", "measure_rlhf")]
+
+
+def test_a_family_is_drawn_in_layers_with_evaluations_in_the_box_of_their_model(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    data = write_artifact(root, "clean", 1, step="clean")
+    verdict = write_artifact(root, "validate_clean", 2, {"data": data}, step="validate_clean")
+    base = write_artifact(root, "pretrain", 3, {"shards": data, "validated": verdict}, step="pretrain")
+    model = write_artifact(root, "sft", 4, {"model": base, "documents": data}, step="sft")
+    scores = write_artifact(root, "benchmarks_sft", 5, {"model": model, "test_items": data}, step="benchmarks_sft")
+    write_artifact(root, "rlhf", 6, {"model": model}, step="rlhf")
+    write_artifact(root, "register", 7, {"model": model, "benchmarks_sft": scores}, step="register")
+
+    page = client(root).get("/model/sft").text
+
+    drawn = page[page.index('aria-label="the family of the model"') : page.index("</svg>")]
+    boxes = {name: float(x) for x, name in re.findall(r'<text x="(\d+)" y="\d+">(\w+)</text>', drawn)}
+    assert sorted(boxes, key=lambda name: boxes[name])[:3] == ["clean", "pretrain", "sft"]
+    assert boxes.keys() == {"clean", "pretrain", "sft", "rlhf", "register"}
+    assert boxes["rlhf"] == boxes["register"] > boxes["sft"]
+    assert drawn.count("marker-end") == 4, "an arrow that follows from others is left out"
+    for text in (">1 source</text>", ">validated</text>", ">this model</text>", "benchmarks_sft/0000000000000005: "):
+        assert text in drawn
+    assert '<a href="/model/rlhf/0000000000000006">' in drawn
 
 
 def test_documents_are_found_and_followed_through_the_rules(store: Path) -> None:

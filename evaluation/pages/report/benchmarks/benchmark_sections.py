@@ -17,6 +17,7 @@ from evaluation.pages.words import (
     signed,
     whole_percent,
 )
+from evaluation.results.comparison import headline_metric
 from evaluation.results.pipeline import PipelineResults
 from evaluation.statistics.calibration import calibration
 from evaluation.statistics.intervals import Interval
@@ -243,7 +244,11 @@ def _generalisation(pipeline: PipelineResults) -> list[Table]:
     for model in pipeline.models:
         results = pipeline.results("benchmarks", model)
         for shots, tasks in (results.get("shots") or {"0": results.get("tasks", {})}).items():
-            accuracies = {task: metrics["acc"]["value"] for task, metrics in tasks.items() if "acc" in metrics}
+            accuracies = {
+                task: metrics[metric]["value"]
+                for task, metrics in tasks.items()
+                if (metric := headline_metric(results, task)) in metrics
+            }
             if accuracies:
                 scores[model, int(shots)] = accuracies
     tasks = sorted({task for by_task in scores.values() for task in by_task})
