@@ -123,12 +123,6 @@ def script_of(text: str) -> str:
     return max(scripts, key=lambda script: (scripts[script], script), default="")
 
 
-def characters_as_words(text: str) -> tuple[str, float]:
-    """(the characters of a text in a script without spaces, without white space; how many make a word)."""
-    text = without_format(text)
-    return "".join(text.split()), CHARACTERS_PER_WORD[measure_unspaced(text).language]
-
-
 def measure_unspaced(text: str) -> Prose:
     """The measures of a text in a script without spaces between words."""
     counts = {name: len(pattern.findall(text)) for name, pattern in _IN_BLOCK.items()}
