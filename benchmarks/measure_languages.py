@@ -12,7 +12,8 @@ everywhere, so that a language of which less is kept is treated worse. The decla
 headings and formulas more frequent, than in most prose.
 
 Bad text is made of each document: "advert" has four of its words after each of its sentences, "copied" has it twice
-and a half, "scrambled" has each of its letters replaced by another one of the same script at random.
+and a half, "scrambled" has each of its letters replaced by another one of the same script at random, "noise" is as
+many random characters of the blocks of its script.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ LANGUAGES = {
 
 
 BOOK = {
-    "en": "en", "ar": "ar", "az": "az", "be": "be", "cs": "cs", "de": "de", "es": "es", "fa": "fa", "fi": "fi", "fr": "fr",
-    "id": "id", "it": "it", "ja": "ja", "ko": "ko", "mk": "mk", "nl": "nl", "no-nb": "nb", "pl": "pl", "pt-br": "pt",
-    "ro": "ro", "ru": "ru", "th": "th", "tr": "tr", "uk": "uk", "vi": "vi", "zh": "zh", "zh-tw": "zh",
+    "en": "en", "ar": "ar", "az": "az", "be": "be", "cs": "cs", "de": "de", "es": "es", "fa": "fa", "fi": "fi",
+    "fr": "fr", "id": "id", "it": "it", "ja": "ja", "ko": "ko", "mk": "mk", "nl": "nl", "no-nb": "nb", "pl": "pl",
+    "pt-br": "pt", "ro": "ro", "ru": "ru", "th": "th", "tr": "tr", "uk": "uk", "vi": "vi", "zh": "zh", "zh-tw": "zh",
 }  # fmt: skip
-KINDS = ("advert", "copied", "scrambled")
+BLOCKS_OF_NOISE = (
+    (0x41, 0x17F), (0x370, 0x3FF), (0x400, 0x4FF), (0x590, 0x5FF), (0x600, 0x6FF), (0x900, 0x97F), (0x980, 0x9FF),
+    (0xB80, 0xBFF), (0xE00, 0xE7F), (0x3040, 0x30FF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3),
+)  # fmt: skip
+KINDS = ("advert", "copied", "scrambled", "noise")
 
 
 def paragraphs_of_page(file: Path) -> list[str]:
@@ -60,7 +65,8 @@ def paragraphs_of_page(file: Path) -> list[str]:
 
 def paragraphs_of_chapter(file: Path, language: str) -> list[str]:
     """The paragraphs of a chapter that are text, without Markdown's marks and what was not translated."""
-    blocks = re.split(r"\n\s*\n", file.read_text(encoding="utf8"))
+    text = re.sub(r"<!--.*?-->", "", file.read_text(encoding="utf8"), flags=re.DOTALL)
+    blocks = re.split(r"\n\s*\n", text)
     kept = [block for block in blocks if not re.search(r"^(\t|    |\s*#|\s*Insert )", block, re.MULTILINE)]
     texts = [" ".join(re.sub(r"[*`]+", "", block).split()) for block in kept]
     letters = [re.findall(r"[^\W\d_]", text) for text in texts]
@@ -90,6 +96,9 @@ def make_bad(text: str, kind: str, generator: random.Random) -> str:
     if kind == "scrambled":
         letters = sorted(set(filter(str.isalpha, text)))
         return "".join(generator.choice(letters) if letter.isalpha() else letter for letter in text)
+    if kind == "noise":
+        script = max(BLOCKS_OF_NOISE, key=lambda block: sum(block[0] <= ord(letter) <= block[1] for letter in text))
+        return "".join(chr(generator.randint(*script)) if letter.isalpha() else letter for letter in text)
     unspaced = is_unspaced(text)
     size = round(4 * CHARACTERS_PER_WORD[measure_unspaced(text).language]) if unspaced else 0
     phrase = text.split("\n")[-1][:size] if unspaced else " ".join(text.split()[-4:])
