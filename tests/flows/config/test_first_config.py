@@ -267,7 +267,7 @@ def test_prose_under_other_fields_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     lines(tmp_path / "a.jsonl", rows_of({"inst": PROSE[:95], "out": PROSE}))
     done = CliRunner().invoke(stemma, ["init", "a.jsonl"])
-    assert "have prose under out, 285 bytes on average; not read: prose under inst" in done.stdout
+    assert "not read: prose under inst" in done.output
 
 
 def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
