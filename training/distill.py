@@ -7,7 +7,6 @@ python -m training.distill --config distill.yaml --input model=DIR --input teach
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
 from evaluation.statistics.clustered import clustered_mean, clustered_ratio, clustered_share
 from infra.errors import StageError, stage_error
+from infra.io.json import write_json_lines
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
@@ -29,7 +29,8 @@ from training.config.families import experts_problem
 from training.core import ranks
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
-from training.core.plan import plan_of
+from training.core.plan import Plan, plan_of
+from training.core.train_state import Loader
 from training.data.conversations import fitted_conversations
 from training.data.examples import example_loader
 from training.data.rows import Fitted, by_weight, prompt_clusters
@@ -83,15 +84,7 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     )
     heldout = _heldout(config, inputs, chat, max_length, run)
     before = _measure(model, heldout, chat, config, hardware, max_length, run, "student")
-    lengths = [len(conversation.ids) for conversation in fitting.examples]
-    loader, epoch_batches = example_loader(
-        fitting.examples,
-        config.global_batch_examples,
-        config.seed,
-        chat.response_batch,
-        lengths=lengths if config.group_by_length else None,
-    )
-    plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
+    loader, plan, every = _batches(fitting.examples, config, chat)
 
     def look() -> dict[str, float]:
         watched = heldout.examples[: config.evaluate_pairs]
@@ -131,7 +124,9 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         result = _compared(heldout, before, after, chat, measured_dir)
         return replace(result, headline=done.headline(result.headline))
 
-    return Result(figures, done.headline(f"{len(lengths):,} conversations, {done.batches:,} batches"), measure_now)
+    return Result(
+        figures, done.headline(f"{len(fitting.examples):,} conversations, {done.batches:,} batches"), measure_now
+    )
 
 
 def measure_trained(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) -> Result:
@@ -310,6 +305,20 @@ def _compared(heldout: Fitted[Conversation], before: _Side, after: _Side, chat: 
     return Result(figures, headline)
 
 
+def _batches(conversations: Sequence[Conversation], config: DistillConfig, chat: Chat) -> tuple[Loader, Plan, int]:
+    """Return the batches of a training on conversations, its length, and its batches between evaluations."""
+    lengths = [len(conversation.ids) for conversation in conversations]
+    loader, epoch_batches = example_loader(
+        conversations,
+        config.global_batch_examples,
+        config.seed,
+        chat.response_batch,
+        lengths=lengths if config.group_by_length else None,
+    )
+    plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
+    return loader, plan, every
+
+
 # A teacher that writes text: the student learns its answers.
 
 
@@ -334,15 +343,7 @@ def _train_on_text(
     begin_untrained(network, config.seed)
     model = LanguageModel(network, hardware).to(hardware.device)
     before = _text_side(model, heldout, chat, config, hardware, max_length)
-    lengths = [len(conversation.ids) for conversation in fitting.examples]
-    loader, epoch_batches = example_loader(
-        fitting.examples,
-        config.global_batch_examples,
-        config.seed,
-        chat.response_batch,
-        lengths=lengths if config.group_by_length else None,
-    )
-    plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
+    loader, plan, every = _batches(fitting.examples, config, chat)
 
     def look() -> dict[str, float]:
         sums, tokens = _text_losses(model, heldout.examples[: config.evaluate_pairs], chat, hardware)
@@ -355,7 +356,7 @@ def _train_on_text(
     export(network, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir, estimate)
     if ranks.is_first():
-        _write_lines(out_dir / "aux" / "teacher_answers.jsonl", answered.rows)
+        write_json_lines(out_dir / "aux" / "teacher_answers.jsonl", answered.rows)
     figures = {
         "prompts_cut": float(fitting.cut),
         "pairs_dropped": float(fitting.dropped),
@@ -372,7 +373,7 @@ def _train_on_text(
         result = _compared_on_text(heldout, before, after, chat, measured_dir)
         return replace(result, headline=done.headline(result.headline))
 
-    return Result(figures, done.headline(f"{len(lengths):,} answers, {done.batches:,} batches"), measure_now)
+    return Result(figures, done.headline(f"{len(fitting.examples):,} answers, {done.batches:,} batches"), measure_now)
 
 
 def _measure_on_text(
@@ -464,13 +465,7 @@ def _write_samples(
         texts = dict(zip(("student", "distilled"), map(chat.decode, ids), strict=True))
         line: dict[str, Any] = {"prompt": row["prompt"], "reference": row["response"], "answers": texts}
         lines.append(line | ({"history": row["history"]} if row.get("history") else {}))
-    _write_lines(out_dir / "aux" / "samples.jsonl", lines)
-
-
-def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_json_lines(out_dir / "aux" / "samples.jsonl", lines)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,12 @@ from training.rl.environments.episodes import own_tasks
 from training.rl.environments.heldout import measure_episodes, playing
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
-from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.policy_and_value import PolicyAndValue
+from training.rl.prompts import Prompt
+from training.rl.rewards import Rewards, RewardScale
 from training.rl.rollouts.pool import SamplerPool
-from training.rl.rollouts.processes import OwnSampler, RemoteSampler, SamplerHandle
-from training.rl.round import PolicyAndValue, Rollouts, questions
+from training.rl.rollouts.processes import OwnSampler, RemoteSampler, SamplerHandle, questions
+from training.rl.round import Rollouts
 from training.rl.rubrics import rubric_of
 from training.rl.verify import announce_sandbox, rules_of
 from training.train_modules.adapting import Adapting, sharing_frozen

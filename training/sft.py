@@ -5,8 +5,7 @@ python -m training.sft --config sft.yaml --input model=DIR --input instructions=
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from corpus.model_folders.adapters import keep_adapters
 from evaluation.statistics.clustered import clustered_ratio, clustered_share
 from infra.errors import StageError
+from infra.io.json import write_json_lines
 from infra.run import Result, Run
 from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
@@ -163,7 +163,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         first, last = watch(before), measure_watched(tuned, "tuned model")
         stamped = [{"batch": batch, **row} for batch, rows in ((0, first), (done.batches, last)) for row in rows]
         count = len(first)
-        _write_lines(out_dir / "aux" / SAMPLES, [*stamped[:count], *kept_answers(run.work_dir), *stamped[count:]])
+        write_json_lines(out_dir / "aux" / SAMPLES, [*stamped[:count], *kept_answers(run.work_dir), *stamped[count:]])
     figures = {
         "prompts_cut": float(fitting.cut),
         "pairs_dropped": float(fitting.dropped),
@@ -412,13 +412,7 @@ def _write_samples(
         if row.get("verify"):
             line["verified"] = {name: bool(each[number]) for name, each in right.items()}
         lines.append(line)
-    _write_lines(path, lines)
-
-
-def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_json_lines(path, lines)
 
 
 if __name__ == "__main__":

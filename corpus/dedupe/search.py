@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from corpus.dedupe.kernels import Sets, compare_buckets, settle_chains
-from corpus.dedupe.minhash import BANDS, EXACT, LENGTHS, SHINGLES, SIZES
+from corpus.dedupe.signatures import BANDS, EXACT, LENGTHS, SHINGLES, SIZES
 from infra.run import Run
 
 PIECE_SHINGLES = 50_000_000

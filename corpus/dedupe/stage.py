@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from corpus.dedupe.boilerplate import cut_boilerplate
-from corpus.dedupe.config import DedupeConfig, NearDuplicates, choose_bands
-from corpus.dedupe.minhash import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
+from corpus.dedupe.config import DedupeConfig, NearDuplicates
+from corpus.dedupe.minhash import choose_bands
 from corpus.dedupe.report import cluster_rows, clusters_to_show, pair_counts, similarity_histogram
 from corpus.dedupe.search import (
     Duplicates,
@@ -26,6 +26,7 @@ from corpus.dedupe.search import (
     mark_candidates,
     order_of_preference,
 )
+from corpus.dedupe.signatures import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.substrings import RULE as SUBSTRING_RULE
 from corpus.dedupe.substrings import cut_substrings
 from corpus.dedupe.write import DUPLICATES, EXACT_RULE, NEAR_RULE, DecidedPart, Decisions, WriteKept

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,9 @@ def pairs_in(text: str) -> list[tuple[str, str]]:
     if fenced := _FENCED.match(text):
         text = fenced[1]
     if text.lstrip()[:1] in ("[", "{"):
-        try:
+        # A text that begins like JSON and is not is read by its marks, as any other.
+        with suppress(BadJson):
             return _of_json(parse_json(text))
-        except BadJson:
-            pass
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if mark := _MARK.match(line):

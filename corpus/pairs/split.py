@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from corpus.config import NearPrompts
 from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.pairs import PairFilter
-from corpus.dedupe.config import NearDuplicates, choose_bands
+from corpus.dedupe.config import NearDuplicates
 from corpus.dedupe.kernels import Sets, join_alike, sign_sets
-from corpus.dedupe.minhash import hash_functions, sets_of_shingles
+from corpus.dedupe.minhash import choose_bands
 from corpus.dedupe.search import buckets_of
+from corpus.dedupe.signatures import hash_functions, sets_of_shingles
 from corpus.documents.parts import is_heldout
 from corpus.documents.quarantine import Quarantine, Rejected
 from corpus.documents.words import text_buffers

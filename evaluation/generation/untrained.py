@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def floor_of(lm: LoadedModel, options: Mapping[str, Any], seed: int, measure: Ca
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(result))
-    except OSError:  # a home that cannot be written: the next stage measures it again
-        pass
+    except OSError as error:
+        # The scores are right without a cache, but every stage measures them again.
+        warnings.warn(f"scores of the untrained model are not kept: {file}: {error}", stacklevel=2)
     return result

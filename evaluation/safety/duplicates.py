@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from evaluation.config import MemorisationConfig
 from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
-from evaluation.safety.memorisation import Split, recited_tokens, windows
+from evaluation.safety.packed_documents import Split, recited_tokens, windows
 from evaluation.statistics.intervals import wilson
 from infra.run import Run
 

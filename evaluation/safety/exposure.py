@@ -14,7 +14,7 @@ from corpus.tokens.canaries import Canary, read_canaries
 from corpus.tokens.remote import location_of
 from corpus.tokens.trained import TrainedSequences, split_fingerprint
 from evaluation.generation.language_model import LoadedModel, token_log_likelihoods
-from evaluation.safety.memorisation import Split
+from evaluation.safety.packed_documents import Split
 from evaluation.statistics.intervals import Interval, wilson
 from evaluation.statistics.paired import holm
 from infra.run import Run

@@ -44,17 +44,21 @@ def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, LocatedText.of(name, data.folder) if isinstance(data, LocatedText) else name
 
 
-def take_over(data: dict[str, Any], folder: Path | None, root: Callable[[], Path] = default_root) -> dict[str, Any]:
+def take_over(
+    data: dict[str, Any],
+    folder: Path | None,
+    root: Callable[[], Path],
+    parse: Callable[[Any, Path | None], PipelineConfig],
+) -> dict[str, Any]:
     """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
 
     Args:
         folder: the config's, to which paths of sweeps are relative.
         root: returns the store that an id is of.
+        parse: validates plain data, here to count the compute of a step.
 
     Raises ConfigError with all that is wrong.
     """
-    from flows.config.read import parse
-
     requests = list(wishes(data))
     if not requests:
         return data

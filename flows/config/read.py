@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.config.carried import take_over
-from flows.config.contradictions import contradictions
+from flows.config.checks.contradictions import contradictions
 from flows.config.extends import read_config, read_yaml
 from flows.config.graph import graph
 from flows.config.pipeline_config import PipelineConfig, dump, section_classes
@@ -48,7 +48,7 @@ def load(
         written.note(tuple(dotted.split(".")), None)
     folder = path.absolute().parent
     try:
-        config = parse(take_over(data, folder, root), folder)
+        config = parse(take_over(data, folder, root, parse), folder)
     except ConfigError as error:
         raise ConfigError(*problems, *map(written.with_file, error.problems)) from None
     if problems:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,6 +92,13 @@ def read_own_json_lines(path: Path) -> Iterator[Any]:
 def read_own_json(path: Path) -> Any:
     """Return the value of a JSON file that Python's `json` wrote. Raises BadJson and OSError."""
     return parse_own_json(path.read_bytes(), path)
+
+
+def write_json_lines(path: Path, values: Iterable[Any]) -> None:
+    """Write each value as a line of JSON, and create the folder of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf8") as file:
+        file.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
 def _refuse(error: ValueError | RecursionError, source: Path | str, line: int, expected: str) -> NoReturn:

@@ -207,9 +207,9 @@ def _record_first(layout: Layout, record: LeaseDatabase) -> LeaseDatabase:
     with in_words(path, _LOST_PLACE):
         hidden = _hidden(layout, record)
         try:
-            os.link(hidden, path)  # fails if it is there, on a network file system too
-        except FileExistsError:
-            pass
+            # Fails if another process was first, on a network file system too; that record holds then.
+            with suppress(FileExistsError):
+                os.link(hidden, path)
         except OSError:  # a file system without second names
             with suppress(FileExistsError), path.open("x", encoding="utf8") as file:
                 file.write(hidden.read_text(encoding="utf8"))

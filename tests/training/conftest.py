@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import TRAINER, Told
+from tests.support.programs.ranked import TRAINER, Told
 
 if trainer := os.environ.get(TRAINER):
     LaunchConfig.model_fields["trainer"].default = trainer
@@ -57,7 +57,8 @@ def run(tmp_path: Path, journal: Journal) -> Run:
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+
+    from tests.support.tokenizers import with_chat
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,14 +70,7 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator([f"{start} {noun}." for start in VERBS.values() for noun in NOUNS], trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=PAD,
-        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
-    )
-    fast.chat_template = CHAT_TEMPLATE
+    fast = with_chat(tokenizer)
     folder = tmp_path_factory.mktemp("tokenizer")
     fast.save_pretrained(folder)
     return folder

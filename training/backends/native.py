@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from evaluation.generation.random_state import seed_all
 from training.core import ranks
 from training.core.callbacks import Event
+from training.core.parallel_parts import PipelineParts
 from training.core.train_state import Batch, TrainState, count_examples, split_batch
 from training.distributed.parallel import settle_buckets
-from training.distributed.pipeline_parallel import Pipeline
 from training.distributed.tensor_parallel import sum_gradients
 from training.model.loss import IGNORE
 
@@ -148,7 +148,7 @@ class Native:
         state.batch, state.outputs, state.loss = full_batch, None, None
         return losses
 
-    def _through(self, pipeline: Pipeline) -> dict[str, Tensor]:
+    def _through(self, pipeline: PipelineParts) -> dict[str, Tensor]:
         """Do the same as `_accumulate` by a pipeline, whose last rank has all of its losses."""
         state, full_batch = self._state, self._state.batch
         labelled = state.loader.count_tokens(full_batch).labelled

@@ -6,22 +6,16 @@ Shapes: B examples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-if TYPE_CHECKING:
-    from training.core.callbacks import Callbacks
-    from training.distributed.expert_parallel import SharedExperts
-    from training.distributed.pipeline_parallel import Pipeline
-
-Batch = dict[str, Tensor]
-"""Named tensors, each (B, …)."""
+from training.core.parallel_parts import Batch, ExpertParts, PipelineParts
 
 
 class EndOfTraining(Exception):
@@ -91,14 +85,14 @@ def split_batch(batch: Batch, size: int) -> Sequence[Batch]:
 class Trainable(nn.Module, ABC):
     """A network with its loss."""
 
-    pipeline: Pipeline | None = None
+    pipeline: PipelineParts | None = None
     """The pipeline that trains the model if ranks hold some layers each: `forward` needs the whole network."""
 
     compiles_blocks = False
     """True to compile each block separately for training, and the computation of the loss; evaluation stays
     uncompiled."""
 
-    experts: SharedExperts | None = None
+    experts: ExpertParts | None = None
     """The shared experts if ranks hold a part of them each: all ranks compute `forward` and its backward pass at the
     same time, and gradients of experts are combined after the last microbatch."""
 
@@ -155,6 +149,21 @@ class Clock:
         return cls(**{field.name: saved[field.name] for field in fields(cls)})
 
 
+class CallbackList(Protocol):
+    """The callbacks of a training, see `training.core.callbacks`."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def run_event(self, event: Any, state: TrainState) -> None:
+        """Call those that listen to an event."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each for a checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load it."""
+
+
 @dataclass
 class TrainState:
     """State of a training that callbacks can read, and change where noted.
@@ -174,7 +183,7 @@ class TrainState:
     model: Trainable
     optimizer: torch.optim.Optimizer
     loader: Loader
-    callbacks: Callbacks
+    callbacks: CallbackList
     device: torch.device
     seed: int
     clock: Clock = Clock()

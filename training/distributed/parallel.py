@@ -27,6 +27,7 @@ from infra.errors import stage_error
 from infra.launch.config import LaunchConfig
 from training.core import ranks
 from training.core.hardware import Hardware
+from training.core.parallel_parts import ExpertParts
 from training.core.train_state import Trainable
 from training.distributed import context_parallel
 from training.distributed.expert_parallel import SharedExperts, reach_every_expert
@@ -191,7 +192,7 @@ def _sums_for_mean(device: torch.device) -> bool:
 
 
 def shard_optimizer(
-    optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware, experts: SharedExperts | None = None
+    optimizer: torch.optim.Optimizer, launch: LaunchConfig, hardware: Hardware, experts: ExpertParts | None = None
 ) -> torch.optim.Optimizer:
     """Wrap an optimizer so that it keeps only this rank's part of the state, with `launch.sharding: zero1`; else return
     the given one.

@@ -23,7 +23,8 @@ from training.config import RlhfConfig
 from training.core.hardware import Hardware
 from training.generation.completions import Completions, generate, kl_of, scores_of
 from training.rl.best_of import best_of_figures
-from training.rl.rewards import Prompt, Rewards
+from training.rl.prompts import Prompt
+from training.rl.rewards import Rewards
 from training.validation.answer_figures import answer_figures, lengthening, means, raw_scores, score_figures, share
 
 _Scores = dict[str, NDArray[np.float64]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +19,11 @@ from training.core.hardware import Hardware
 from training.generation.completions import Completions, Episode, scores_of
 from training.rl.ensemble import Ensemble
 from training.rl.grading import Graders
+from training.rl.prompts import Prompt
 from training.rl.reward_functions import Answered, reward_function
 from training.rl.rubrics import Rubric
-from training.rl.verify import Rule, right_answers
+from training.rl.verify import right_answers
 from training.train_modules.scorer import Scorer
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with its ids, its response, the rule that judges its answers, if any, and the messages before it.
-
-    task: of an environment that makes its tasks by itself, from which it has its prompt.
-    """
-
-    text: str
-    ids: list[int]
-    response: str
-    rule: Rule | None
-    history: Sequence[Mapping[str, str]] = ()
-    task: Mapping[str, Any] | None = None
 
 
 class RewardScale(nn.Module):

@@ -8,8 +8,8 @@
     6. update      an optimizer step on each minibatch, `epochs` times over the round; its loss is the algorithm's
 
 `Rollouts` is the data set of the training and does steps 1 to 5: an epoch of it is a round. `training.trainer.fit`
-takes its minibatches, and for each one a step on the loss of `PolicyAndValue`, at the end of this file. Before the
-first round `training.rlhf` loads models and prompts; after the last it measures.
+takes its minibatches, and for each one a step on the loss of `training.rl.policy_and_value`. Before the first round
+`training.rlhf` loads models and prompts; after the last it measures.
 
 With `async` other processes answer later rounds meanwhile (`training.rl.rollouts`): step 2 hands over the
 weights and takes the answers of this round, and their advantages are corrected for the weights that wrote them.
@@ -30,9 +30,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel
 
@@ -42,31 +41,25 @@ from training.config import RlhfConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.core.measuring import measuring
-from training.core.train_state import Trainable
 from training.generation.completions import AnswerBatch, Completions, generate
 from training.generation.vllm_sampler import VllmSampler
-from training.guard.norms import last_stack
 from training.rl.algorithms import Algorithm, Sampled
 from training.rl.environments.episodes import Episodes
 from training.rl.overoptimisation import DivergenceWatch, Round
-from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.prompts import Prompt, draw, equal_groups, minibatches, without_padding
+from training.rl.rewards import Rewards, RewardScale
 from training.rl.rollouts.correction import importance
 from training.rl.rollouts.pool import SamplerPool
-from training.rl.rollouts.processes import Questions
+from training.rl.rollouts.processes import questions
 from training.rl.rollouts.schedule import joined
 from training.rl.round_times import RoundTimes
-from training.train_modules.answer_logprobs import answer_logprobs, answered, logprobs_and_entropies
+from training.train_modules.answer_logprobs import logprobs_and_entropies
 from training.train_modules.kl import adapted_kl_coef, kl_k1
-from training.train_modules.language_model import LanguageModel
-from training.train_modules.mixed_text import loss_of_text
 from training.train_modules.policy_losses import masked_mean
-from training.train_modules.scorer import Scorer
 
 _BATCH = 64
 """Answers of one forward pass without gradients."""
 _FILE = "round.safetensors"
-_EQUAL = 1e-6
-"""Largest difference of equal rewards."""
 _REFILL = 0x5EF1
 """Separates the random numbers of refilled groups from those of the round."""
 
@@ -153,7 +146,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         # 6. Update: one step per minibatch, of which each rank takes its part. See PolicyAndValue.
         first, self._read = self._read // config.minibatch_answers, 0
         for number, part in list(enumerate(parts))[first:]:
-            minibatch = _without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})
+            minibatch = without_padding({name: value[torch.from_numpy(part)] for name, value in self._rows.items()})
             minibatch |= self._beside(minibatch, self._round, number)
             yield {name: value[ranks.rank() :: ranks.world_size()] for name, value in minibatch.items()}
         self._round += 1
@@ -340,110 +333,3 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             self._rows = load_file(folder / _FILE)
         if self._pool:
             self._pool.read(folder, self._round)
-
-
-def draw(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> tuple[np.random.Generator, list[Prompt], int]:
-    """Return the prompt of each answer of round `number`, the seed of the answers, and the round's further random
-    numbers."""
-    random = np.random.default_rng([config.seed, number])
-    count = config.rollout_prompts // config.answers_per_prompt
-    chosen = random.choice(len(prompts), count, replace=len(prompts) < count)
-    drawn = [prompts[index] for index in chosen.repeat(config.answers_per_prompt).tolist()]
-    return random, drawn, int(random.integers(2**62))
-
-
-def questions(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> Questions:
-    """Return the prompts of part `number`, as `training.rl.rollouts.schedule` numbers them."""
-    assert config.async_ is not None
-    round_number, part = divmod(number, config.async_.parts)
-    _, drawn, seed = draw(config, prompts, round_number)
-    size = len(drawn) // config.async_.parts
-    return Questions(drawn[part * size : (part + 1) * size], part * size, seed)
-
-
-def equal_groups(scores: Tensor, group: int) -> Tensor:
-    """Return the numbers of the groups of answers to one prompt whose scores (B,) are all equal."""
-    grouped = scores.view(-1, group)
-    return (grouped.amax(1) - grouped.amin(1) <= _EQUAL).nonzero()[:, 0]
-
-
-def minibatches(config: RlhfConfig, random: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Return the indices of the answers of each minibatch of one pass over a round."""
-    together, learnt = config.answers_per_prompt if config.whole_groups else 1, config.learnt_answers
-    dealt = random.permutation(learnt // together)[:, None] * together + np.arange(together)
-    return np.split(dealt.flatten(), learnt // config.minibatch_answers)
-
-
-def _without_padding(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the columns of a minibatch that are padding in all of its rows."""
-    answer = int(rows["mask"].sum(1).max())
-    length = int(answered(rows["places"], rows["mask"]).max()) + 1
-    shorter = {name: value[:, : length if name == "ids" else answer] for name, value in rows.items()}
-    return shorter | {"places": shorter["places"].clamp(max=length - 1)}
-
-
-class PolicyAndValue(Trainable):
-    """A policy and, where the algorithm has one, its own value function, initialised from the reward model
-    (InstructGPT, section 3.5).
-
-    A batch is a minibatch of `Rollouts`. The trainer calls `forward` and `loss` for each, and steps the optimizer.
-    """
-
-    def __init__(
-        self,
-        policy: PreTrainedModel,
-        value: Scorer | None,
-        scale: RewardScale,
-        algorithm: Algorithm,
-        temperature: float,
-        hardware: Hardware,
-        text_coef: float = 0.0,
-    ):
-        super().__init__()
-        self.policy = policy
-        self.value = value
-        self.scale = scale
-        self.algorithm = algorithm
-        self._temperature = temperature
-        self._hardware = hardware
-        # In a tuple, so that torch does not count the policy a second time as a part of this network.
-        self._reading = (LanguageModel(policy, hardware),) if text_coef else ()
-        self._text_coef = text_coef
-
-    def train(self, mode: bool = True) -> PolicyAndValue:
-        """Stay in evaluation mode: dropout would make the ratio to the sampling policy random ("N implementation
-        details of RLHF", section 2.5)."""
-        return super().train(False)
-
-    def last_stack(self) -> nn.Module:
-        """The module that gives the policy's last hidden state."""
-        return last_stack(self.policy)
-
-    def networks(self) -> dict[str, nn.Module]:
-        """Return the policy and the value function, which share no weights."""
-        return {"policy": self.policy, **({"value": self.value} if self.value is not None else {})}
-
-    def values(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Return the expected normalised reward (B, T) at the places (B, T) of ids; arbitrary where `mask (B, T)` is
-        0."""
-        assert self.value is not None
-        return self.scale.of_first(self.value.at(ids, positions, answered(positions, mask)))
-
-    def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log-probabilities and values (B, T) of the answers' tokens, probabilities at the sampling temperature;
-        and the loss of the pretraining text (`training.train_modules.mixed_text`)."""
-        ids, positions, mask = batch["ids"], batch["places"], batch["mask"]
-        logprobs = answer_logprobs(
-            self.policy, ids, positions, batch["tokens"], mask, self._hardware, self._temperature
-        )
-        values = self.values(ids, positions, mask) if self.value is not None else None
-        weight = self.algorithm.weight(batch)
-        text = loss_of_text(self._reading[0], batch, weight) if self._reading else None
-        return logprobs, values, text
-
-    def loss(self, outputs: tuple[Tensor, Tensor | None, Tensor | None], batch: Any) -> dict[str, Tensor]:
-        logprobs, values, text = outputs
-        losses = self.algorithm.loss(logprobs, values, batch)
-        if text is None:
-            return losses
-        return {**losses, "text": text, "total": losses["total"] + self._text_coef * text}

@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,15 +23,13 @@ from corpus.generation.endpoint import Endpoint, Failure, Request
 from infra.errors import stage_error
 from infra.run import Run
 from training.chat.base import Chat
-from training.config.rubrics import JUDGE, RubricConfig
+from training.config.alignment.rubrics import JUDGE, RubricConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.core.measuring import measuring
 from training.model.attention import choose_attention
 from training.model.models import limit_length, load
-
-if TYPE_CHECKING:
-    from training.rl.rewards import Prompt
+from training.rl.prompts import Prompt
 
 _BEST = 10
 _NUMBER = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(?:\s*/\s*10\b)?")

@@ -19,17 +19,23 @@ def main(question: dict[str, Any], answer: int) -> None:
     os.write(answer, (_weakness(question) or "held").encode())
 
 
+def _connects(port: int) -> bool:
+    """Return True if a connection to a port of this machine succeeds; in a sandbox that holds it is refused."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
 def _weakness(question: dict[str, Any]) -> str:
     processes = [name for name in os.listdir("/proc") if name.isdigit()]
     if len(processes) > 3:
         return f"it shows {len(processes)} processes"
     if os.path.exists(question["secret"]):
         return f"it shows the file {question['secret']}"
-    try:
-        socket.create_connection(("127.0.0.1", question["port"]), timeout=2).close()
+    if _connects(question["port"]):
         return "it connects to servers of this machine"
-    except OSError:
-        pass
     if ctypes.CDLL(None).unshare(_NEWUSER) == 0:
         return "it allows code to make namespaces"
     for path, size in question["folders"]:

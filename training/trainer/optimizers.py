@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from training.config import OptimizerConfig
-from training.distributed.expert_parallel import SharedExperts
+from training.core.parallel_parts import ExpertParts
 from training.distributed.gradients import local
 from training.model.blocks import blocks
 from training.trainer.muon import Muon
@@ -24,7 +24,7 @@ def optimizer_of(
     model: nn.Module,
     config: OptimizerConfig,
     compute: torch.dtype = torch.float32,
-    experts: SharedExperts | None = None,
+    experts: ExpertParts | None = None,
 ) -> torch.optim.Optimizer:
     """Create fused AdamW or the optimizer named by `config.kind`, or Muon for the matrices of a model's blocks next to
     AdamW; `config.decayed` lists the weights that decay.
@@ -148,7 +148,7 @@ class Lion(torch.optim.Optimizer):
         return loss
 
 
-def _by_holders(groups: Sequence[dict[str, Any]], experts: SharedExperts | None) -> list[dict[str, Any]]:
+def _by_holders(groups: Sequence[dict[str, Any]], experts: ExpertParts | None) -> list[dict[str, Any]]:
     """Return the groups that have weights, with weights of experts separate from weights that other ranks hold too: a
     fused kernel must not step weights together whose state is distributed over different ranks (ZeRO stage 1)."""
     expert_ids = set(map(id, experts.weights)) if experts else set()

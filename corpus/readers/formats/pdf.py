@@ -1,8 +1,8 @@
 """Texts of PDF files, by PDFium where the extra `pdf` is installed.
 
-A page says where glyphs lie, not what a paragraph is. Lines are joined where a sentence goes on; headers, footers and
-page numbers are left out. A file of which little more than pictures can be read, or whose fonts do not say which
-letters their glyphs are, is put aside.
+A page has the positions of glyphs, and no paragraphs. Lines are joined where a sentence goes on; headers, footers and
+page numbers are left out. A file of which little more than pictures can be read, or whose fonts map its glyphs to no
+letters, is put aside.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAST_WORDS = 100
 """Fewest words of a text that must hold the share of stop words that prose has: glyphs that map to the wrong letters
 have none."""
 REPEATED_ON_PAGES = 3
-"""A first or last line that stands on as many pages, and on half of them, is no part of the text."""
+"""A first or last line of as many pages, and of half of them, is no part of the text."""
 _LINE_END_HYPHEN = re.compile(r"(?:[\x02\ufffe\u00ad]|(?<=\w)[\u2010-])\n(?=[^\W\d_A-Z])|[\x02\ufffe]")
 
 

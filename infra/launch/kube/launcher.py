@@ -54,10 +54,10 @@ class Kubernetes(OneJob):
         self._api = KubeApi.find(launch.kubernetes.context)
         namespace = launch.kubernetes.namespace or self._api.namespace
         if launch.kubernetes.training_runtime:
-            self._kind, self._render = "Kubeflow TrainJob", trainjob
+            self._kind = "Kubeflow TrainJob"
             self._jobs = f"/apis/{VERSION}/namespaces/{namespace}/trainjobs"
         else:
-            self._kind, self._render = "Kubernetes Job", manifest
+            self._kind = "Kubernetes Job"
             self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._record = folder.parent / _RECORD
@@ -156,7 +156,9 @@ class Kubernetes(OneJob):
     def _submit(self) -> None:
         job = job_name(self._name, secrets.token_hex(4))
         variables = {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
-        body = self._render(self._launch, job, self._name, self._build, self._folder, self._bad_nodes(), variables)
+        body = manifest(self._launch, job, self._name, self._build, self._folder, self._bad_nodes(), variables)
+        if self._launch.kubernetes.training_runtime:
+            body = trainjob(self._launch, body)
         # Written before the Job exists: if the answer is lost, the next attempt finds the name and deletes the Job.
         self._record.write_text(job)
         try:

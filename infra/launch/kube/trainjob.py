@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +32,18 @@ _PATCHES = ("affinity", "nodeSelector", "tolerations")
 """Parts of our pod's spec that a TrainJob sets."""
 
 
-def trainjob(
-    launch: LaunchConfig,
-    job: str,
-    stage: str,
-    build: str,
-    folder: Path,
-    excluded: Iterable[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return the TrainJob of a training. The arguments are those of `manifest`."""
-    job_manifest = manifest(launch, job, stage, build, folder, excluded, environment)
-    pod = job_manifest["spec"]["template"]
+def trainjob(launch: LaunchConfig, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the TrainJob of a training that `job` describes, a document of `manifest`."""
+    pod = job["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    labels = job_manifest["metadata"]["labels"]
+    labels = job["metadata"]["labels"]
     patch = {"metadata": {"labels": labels}, "spec": {key: pod["spec"][key] for key in _PATCHES if key in pod["spec"]}}
     jobs = [{"name": _REPLICATED_JOB, "template": {"spec": {"template": patch}}}]
-    limit_s = job_manifest["spec"].get("activeDeadlineSeconds")
+    limit_s = job["spec"].get("activeDeadlineSeconds")
     return {
         "apiVersion": VERSION,
         "kind": "TrainJob",
-        "metadata": job_manifest["metadata"],
+        "metadata": job["metadata"],
         "spec": {
             "runtimeRef": {"apiGroup": GROUP, "kind": "TrainingRuntime", "name": launch.kubernetes.training_runtime},
             "trainer": {
@@ -111,7 +102,7 @@ def main() -> None:
     document = (
         runtime(launch)
         if options.runtime
-        else trainjob(launch, name, options.stage, "fingerprint", Path("/WORK/FOLDER"))
+        else trainjob(launch, manifest(launch, name, options.stage, "fingerprint", Path("/WORK/FOLDER")))
     )
     sys.stdout.write(yaml.safe_dump(document, sort_keys=False))
 

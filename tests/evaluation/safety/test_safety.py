@@ -79,7 +79,7 @@ def test_the_stage_repeats_itself(model_dir: Path, shards: Path, tmp_path: Path)
 def test_held_out_text_is_scored_in_pieces_as_long_as_a_continuation(
     model_dir: Path, shards: Path, tmp_path: Path
 ) -> None:
-    from evaluation.safety.memorisation import Split
+    from evaluation.safety.packed_documents import Split
     from evaluation.safety.toxicity import toxicity_of_text
 
     class Remembers:
@@ -110,7 +110,7 @@ def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
     model_dir: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scorer that fails once, then a cancellation behind the pairs of sentences; in the end the unbroken bytes."""
-    from evaluation.safety.toxicity_scorers import LexiconScorer
+    from corpus.cleaning.people.toxicity_scorers import LexiconScorer
 
     (tmp_path / "words.txt").write_text("e\nfile\n")
     scorers = [{"kind": "svm"}, {"kind": "lexicon", "path": str(tmp_path / "words.txt")}]
@@ -441,7 +441,7 @@ class TestMemorisation:
         import torch
 
         from evaluation.generation.language_model import token_log_likelihoods
-        from evaluation.safety.memorisation import recited_tokens
+        from evaluation.safety.packed_documents import recited_tokens
 
         lm = load(model_dir, run)
         generator = np.random.default_rng(0)
@@ -495,7 +495,7 @@ class TestMemorisation:
         assert alike["value"] == 0.5 and alike["low"] < 0.45 and alike["high"] > 0.55
 
     def test_sequences_are_drawn_under_the_seed_and_short_ones_passed_over(self, shards: Path) -> None:
-        from evaluation.safety.memorisation import read_documents
+        from evaluation.safety.packed_documents import read_documents
 
         def read(count: int, seed: int) -> list[list[int]]:
             return read_documents(shards / "train", count, 16, seed, shards)
@@ -520,7 +520,7 @@ class TestMemorisation:
         assert who in found["skipped"]
 
     def test_a_folder_without_shards_is_named(self, tmp_path: Path) -> None:
-        from evaluation.safety.memorisation import read_documents
+        from evaluation.safety.packed_documents import read_documents
 
         with pytest.raises(StageError, match="expected a folder of MDS shards"):
             read_documents(tmp_path, 1, 1, 0, tmp_path)

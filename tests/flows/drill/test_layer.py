@@ -13,7 +13,7 @@ import pytest
 
 from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
 from flows.drill.power import lose_power, notes_of
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,12 +19,12 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
 from infra.servers.ports import any_free_port
 from tests.flows.schedules.test_feedback_round import aligned, client, lines  # noqa: F401
-from tests.support.command import Answer, execute, finish, start, stemma, typed, write_config
 from tests.support.lab import ROOT, Lab, opened_lab, publish
-from tests.support.object_store import failing_proxy
 from tests.support.pipelines import full_config, short_config, trained_config
-from tests.support.postgres import postgres
-from tests.support.processes import wait_until
+from tests.support.programs.command import Answer, execute, finish, start, stemma, typed, write_config
+from tests.support.programs.processes import wait_until
+from tests.support.services.object_store import failing_proxy
+from tests.support.services.postgres import postgres
 
 pytestmark = pytest.mark.cluster
 RATE = "pretrain.optimizer.learning_rate"
@@ -240,12 +239,15 @@ def test_the_trials_of_a_sweep_run_on_a_worker_of_another_machine(
     values = ("--key", "tokenizer.vocab_size=300,320", "--measure", "tokenizer.vocab_size")
     sweep = start("sweep", config, *values, "--root", ROOT, env=env)
     taken: set[str] = set()
-    while sweep.poll() is None:
-        found = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["elsewhere"])))
-        for run in [str(run.id) for run in found if str(run.id) not in taken]:
-            taken.add(run)
-            execute(run, lab.on("y"))
-        time.sleep(0.2)
+
+    def waiting_trials() -> list[str]:
+        flow_runs = client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=["elsewhere"])))
+        return [str(run.id) for run in flow_runs if str(run.id) not in taken]
+
+    while wait_until(lambda: sweep.poll() is not None or waiting_trials()) is not True:
+        for trial in waiting_trials():
+            taken.add(trial)
+            execute(trial, lab.on("y"))
     answer = finish(sweep)
     assert answer.code == 0, answer.document["errors"]
     assert [one["value"] for one in answer.document["trials"]] == [300.0, 320.0]

@@ -19,6 +19,7 @@ from transformers import AutoModel
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal
+from tests.support.stopped import StoppedAt
 from training.chat.base import Chat, pad
 from training.config import PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.core.hardware import prepare
@@ -34,7 +35,8 @@ from training.preference_tuning import preference_tuning
 from training.reward_model import reward_model
 from training.rl.algorithms import algorithm_of
 from training.rl.ensemble import Ensemble
-from training.rl.rewards import Prompt, Rewards, RewardScale
+from training.rl.prompts import Prompt
+from training.rl.rewards import Rewards, RewardScale
 from training.rl.round import Rollouts
 from training.rl.round_times import RoundTimes
 from training.rl.verify import Rule
@@ -394,7 +396,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
 def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
 ) -> None:
-    function = "tests.training.alignment.test_grading:brevity"
+    function = "tests.training.rl.test_grading:brevity"
     rate = {"learning_rate": 1.0e-3, "weight_decay": 0.0}
     settings = {"algorithm": "grpo", "answers_per_prompt": 4, "reward_functions": {function: 2.0}, "optimizer": rate}
     settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0, "reward_processes": 2, "whole_groups": True}
@@ -422,7 +424,7 @@ def test_groups_of_equal_rewards_make_room_for_others_and_a_round_continues_with
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:
     """More groups differ with refilling than without, and a round that was stopped keeps what it was refilled with."""
-    function = "tests.training.alignment.test_grading:few_letters"
+    function = "tests.training.rl.test_grading:few_letters"
     settings = {"algorithm": "grpo", "answers_per_prompt": 2, "reward_functions": {function: 1.0}, "rollouts": 2}
     settings |= {"unfinished_penalty": 0.0, "overlong_tokens": 0, "epochs": 1, "refill_groups": 3}
     inputs = {name: prompts[name] for name in ("model", "prompts")}
@@ -442,7 +444,7 @@ def test_raft_learns_the_best_of_its_answers_and_continues_within_a_round_with_t
 ) -> None:
     """From a function and no reward model; a round keeps 8 of 32 answers, which are four batches in two epochs. Stopped
     after one of the second round's, and after two more."""
-    function = "tests.training.alignment.test_grading:brevity"
+    function = "tests.training.rl.test_grading:brevity"
     settings = {"algorithm": "raft", "answers_per_prompt": 4, "rollout_prompts": 32, "minibatch_answers": 4}
     settings |= {"reward_functions": {function: 1.0}, "unfinished_penalty": 0.0, "rollouts": 6}
     config = RlhfConfig.model_validate(RLHF | settings | {"optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}})
@@ -501,21 +503,6 @@ def test_a_reward_model_s_activation_norm_is_that_of_its_last_hidden_state(
         hidden = AutoModel.from_pretrained(base_dir, local_files_only=True)(input_ids=ids).last_hidden_state
     (found,) = journal.metric("train/activation_norm")
     assert found == pytest.approx(float(hidden.norm(dim=-1).mean()), rel=1e-2)
-
-
-class StoppedAt(Run):
-    """Is told to stop at a batch."""
-
-    def __init__(self, batch: int, run: Run) -> None:
-        super().__init__(run.work_dir, run.launch)
-        self._batch, self._done = batch, 0
-
-    def metrics(self, values: Any, step: int | None = None) -> None:
-        self._done = step or 0
-
-    @property
-    def cancelled(self) -> bool:
-        return self._done >= self._batch
 
 
 def test_a_stopped_ppo_run_continues_within_a_round_with_the_same_weights(

@@ -27,8 +27,8 @@ from training.generation.completions import AnswerBatch, Completions
 from training.model.loss import IGNORE
 from training.model.models import load
 from training.rl.algorithms import CLIPPED, Sampled, algorithm_of
+from training.rl.policy_and_value import PolicyAndValue
 from training.rl.rewards import RewardScale
-from training.rl.round import PolicyAndValue
 from training.train_modules.answer_logprobs import answer_logprobs
 from training.train_modules.distillation import Distilled
 from training.train_modules.language_model import LanguageModel

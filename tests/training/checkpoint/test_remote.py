@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,9 +21,10 @@ from corpus.tokens.remote import remote_shards
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support import object_store
-from tests.support.object_store import cut_off, flips_a_bit, stalls, unavailable
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.processes import wait_until
+from tests.support.programs.ranked import pretrain_in_ranks
+from tests.support.services import object_store
+from tests.support.services.object_store import cut_off, flips_a_bit, stalls, unavailable
 from training.config import PretrainConfig
 from training.data.node_storage import own_shared_memory
 from training.data.packed_shards import PackedShards
@@ -141,6 +141,12 @@ def test_faults_and_a_small_cache_change_nothing_of_the_model(
     assert not list((tmp_path / "lean" / "work").rglob("*.mds*")), "and nothing is left"
 
 
+def _is_fetched_ahead(text: PackedShards) -> bool:
+    """Return True if the thread that fetches files waits for the reader, or has fetched all."""
+    at = text._iterator
+    return at.prepare_index == at.total or at.prepare_index - at.yield_index > text.predownload
+
+
 def test_what_is_fetched_ahead_pushes_out_no_file_that_is_still_read(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,8 +166,10 @@ def test_what_is_fetched_ahead_pushes_out_no_file_that_is_still_read(
         text = PackedShards(
             Split.read(folder), tmp_path, 32, 0, shuffle=True, limit_gb=13 * 1024 / 1e9, shuffle_block=16
         )
-        for _ in text:
-            time.sleep(0.002)  # as long as some training takes
+        for number, _ in enumerate(text):
+            if number % 32 == 0:
+                # A batch trains for as long as the thread that fetches files ahead takes to be ahead.
+                wait_until(lambda: _is_fetched_ahead(text))
     assert len(fetched) == len(set(fetched)) > 20
 
 

@@ -169,7 +169,7 @@ def test_a_damaged_record_is_named(overfitted: Path, random_shards: Path, tmp_pa
 
 
 def test_no_window_reaches_into_another_document() -> None:
-    from evaluation.safety.memorisation import windows
+    from evaluation.safety.packed_documents import windows
 
     random = np.random.default_rng(2)
     for _ in range(300):

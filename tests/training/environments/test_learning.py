@@ -12,6 +12,7 @@ import torch
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Cancelled, Run
+from tests.support.stopped import StoppedAt
 from training.config import RlhfConfig
 from training.rlhf import rlhf
 from training.sandbox.runner import find
@@ -33,21 +34,6 @@ def inputs(base_dir: Path, instructions_dir: Path) -> dict[str, Path]:
     except StageError as error:
         pytest.skip(str(error))
     return {"model": base_dir, "prompts": instructions_dir}
-
-
-class StoppedAt(Run):
-    """Receives a stop request at a batch."""
-
-    def __init__(self, batch: int, run: Run) -> None:
-        super().__init__(run.work_dir, run.launch)
-        self._batch, self._done = batch, 0
-
-    def metrics(self, values: Any, step: int | None = None) -> None:
-        self._done = step or 0
-
-    @property
-    def cancelled(self) -> bool:
-        return self._done >= self._batch
 
 
 def test_a_policy_learns_in_an_environment_and_continues_within_a_round_with_the_same_weights(

@@ -13,7 +13,7 @@ from corpus.documents.parts import DocumentWriter, make_document
 from corpus.shard import shard
 from corpus.tokens.encode import bounds_of, load_tokenizer
 from corpus.validate import validate
-from evaluation.safety.memorisation import Split
+from evaluation.safety.packed_documents import Split
 from flows.config.read import parse
 from infra.errors import ConfigError, StageError
 from infra.io.json import read_own_json

@@ -29,16 +29,16 @@ from infra.errors import StageError, stage_error
 from infra.io.json import parse_json
 from training.chat.base import Chat
 from training.chat.channels import Reasoning
-from training.chat.template import call_id
+from training.chat.model_template import call_id
 from training.chat.tool_calls import AnswerFormat, ToolCall
 from training.config import RlhfConfig
-from training.config.environment import EnvironmentConfig
+from training.config.alignment.environment import EnvironmentConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText
 from training.generation.completions import Completions, Episode
 from training.rl.environments.pool import NOT_SENT, EnvironmentPool, Failure, Reply, Request
-from training.rl.rewards import Prompt
+from training.rl.prompts import Prompt
 
 ATTEMPTS = 3
 """Times that an episode is played until the environment does not fail."""

@@ -26,7 +26,8 @@ from training.core.hardware import Hardware
 from training.generation.completions import Completions, Episode, kl_of
 from training.rl.environments.episodes import Episodes
 from training.rl.environments.pool import EnvironmentPool
-from training.rl.rewards import Prompt, Rewards
+from training.rl.prompts import Prompt
+from training.rl.rewards import Rewards
 from training.validation.answer_figures import means, raw_scores
 
 EPISODES = "episodes.jsonl"

@@ -24,7 +24,7 @@ from infra.process.lifetime import PARENT_FD, signal_group
 from infra.project import PROJECT
 from training.config import RlhfConfig
 from training.generation.vllm_sampler import VllmSampler
-from training.rl.rewards import Prompt
+from training.rl.prompts import Prompt, draw
 from training.rl.rollouts.sampler import load_weights
 from training.rl.rollouts.schedule import Part, PartAnswers
 
@@ -42,6 +42,15 @@ class Questions:
     prompts: Sequence[Prompt]
     first: int
     seed: int
+
+
+def questions(config: RlhfConfig, prompts: Sequence[Prompt], number: int) -> Questions:
+    """Return the prompts of part `number`, as `training.rl.rollouts.schedule` numbers them."""
+    assert config.async_ is not None
+    round_number, part = divmod(number, config.async_.parts)
+    _, drawn, seed = draw(config, prompts, round_number)
+    size = len(drawn) // config.async_.parts
+    return Questions(drawn[part * size : (part + 1) * size], part * size, seed)
 
 
 class SamplerDied(Exception):
