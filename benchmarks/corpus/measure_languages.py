@@ -70,7 +70,7 @@ def paragraphs_of_chapter(file: Path, language: str) -> list[str]:
     kept = [block for block in blocks if not re.search(r"^(\t|    |\s*#|\s*Insert )", block, re.MULTILINE)]
     texts = [" ".join(re.sub(r"[*`]+", "", block).split()) for block in kept]
     letters = [re.findall(r"[^\W\d_]", text) for text in texts]
-    latin = [sum(letter < "\u0250" for letter in found) > 0.6 * len(found) for found in letters]
+    latin = [sum(letter < "\u0250" for letter in text) > 0.6 * len(text) for text in letters]
     return [text for text, is_latin in zip(texts, latin, strict=True) if not is_latin or language not in OTHER_SCRIPTS]
 
 

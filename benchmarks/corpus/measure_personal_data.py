@@ -6,7 +6,7 @@ What is true: the addresses in address headers and the bracketed addresses of Re
 wrote (e-mail, IP); our own labels by position of 110 rows of digits that might be phone numbers (phone_labels.csv:
 drawn from all that a wide pattern finds near words such as call or fax) of addresses among versions, sections and
 object identifiers (ip_labels.txt) and of cards among identifiers with their check digit (card_labels.txt), both written
-for this; and whether a passage is sensitive, as its data set says.
+for this; and whether a passage is sensitive, by its data set.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ STOP_STRINGS = {
         *("သည်", "များ", "ကို", "တွင်", "ဖြစ်", "၏", "သော", "နှင့်", "ရှိ", "တို့", "မှာ", "မှ"),  # Burmese
     ),
 }
-"""What stands for stop words where no space separates words: the most frequent words in the configs of FineWeb2
+"""Strings in place of stop words where no space separates words: the most frequent words in the configs of FineWeb2
 (Penedo et al., 2025) for the languages of a script, without numerals and signs."""
 MEAN_WORD_LENGTH = (2.0, 14.0)
 """Limits in place of Gopher's 3 to 10: words of Korean and Vietnamese have 3 letters on average, of Finnish, Tamil and

@@ -125,7 +125,7 @@ _IDENTIFIER = re.compile(
     r"s?(?:\s(?:number|no|nr|code))?\W{0,4}$|[\w#/+=&@.:]$",
     re.IGNORECASE,
 )
-"""What stands before the identifier of a thing, one in ten of which has Luhn's check digit by chance."""
+"""Words and signs in front of the identifier of a thing: one in ten has Luhn's check digit by chance."""
 _GOES_ON = re.compile(r"[\w/]|\.[A-Za-z0-9]")
 # logo@2x.png is no address.
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
