@@ -4,8 +4,9 @@ python benchmarks/corpus/measure_personal_data.py [--data ../shared/data]
 
 What is true: the addresses in address headers and the bracketed addresses of Received headers, which mail programs
 wrote (e-mail, IP); our own labels by position of 110 rows of digits that might be phone numbers (phone_labels.csv:
-drawn from all that a wide pattern finds near words such as call or fax) and of addresses among versions, sections and
-object identifiers (ip_labels.txt, written for this); and whether a passage is sensitive, as its data set says.
+drawn from all that a wide pattern finds near words such as call or fax) of addresses among versions, sections and
+object identifiers (ip_labels.txt) and of cards among identifiers with their check digit (card_labels.txt), both written
+for this; and whether a passage is sensitive, by its data set.
 """
 
 from __future__ import annotations
@@ -70,16 +71,16 @@ def is_public(address: str) -> bool:
         return False
 
 
-def addresses() -> Counter[str]:
-    """Addresses among versions, sections and object identifiers, of which ip_labels.txt has a passage per line."""
+def labelled(name: str, kind: str) -> Counter[str]:
+    """Personal data among what looks like it, in a file that has a passage per line."""
     counts: Counter[str] = Counter()
-    for line in (Path(__file__).parent / "ip_labels.txt").read_text(encoding="utf8").splitlines():
+    for line in (Path(__file__).parent / name).read_text(encoding="utf8").splitlines():
         if line.startswith("#"):
             continue
-        pieces = re.split(r"\{([\d.]+)\}", line)
+        pieces = re.split(r"\{([\d. -]+)\}", line)
         ends = list(accumulate(map(len, pieces)))
         expected = set(zip(ends[::2], ends[1::2], strict=False))
-        seen = {(item.start, item.end) for item in find_personal_data("".join(pieces), frozenset({"ip"}))}
+        seen = {(item.start, item.end) for item in find_personal_data("".join(pieces), frozenset({kind}))}
         counts.update(true=len(expected & seen), missed=len(expected - seen), wrong=len(seen - expected))
     return counts
 
@@ -119,8 +120,12 @@ def main() -> None:
     with gzip.open(data / "spamassassin_email" / "emails.jsonl.gz", "rt", encoding="utf8") as file:
         texts = [json.loads(line)["text"] for line in file]
     headers(texts)
-    counts = addresses()
-    say("IPv4 among versions, our labels", counts["true"], counts["missed"], counts["wrong"])
+    for name, file_name, kind in (
+        ("IPv4 among versions, our labels", "ip_labels.txt", "ip"),
+        ("cards among numbers, our labels", "card_labels.txt", "card"),
+    ):
+        counts = labelled(file_name, kind)
+        say(name, counts["true"], counts["missed"], counts["wrong"])
     phones(texts)
     passages(data / "llm_foundry_eval" / "safety" / "enterprise_pii_classification.jsonl")
 

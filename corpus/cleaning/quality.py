@@ -16,10 +16,10 @@ from corpus.cleaning.languages.known import (
     MEAN_WORD_LENGTH,
     MIN_LETTER_SHARE,
     Prose,
-    characters_as_words,
     unspaced_table,
 )
 from corpus.cleaning.languages.measured import measure_documents
+from corpus.cleaning.languages.rows import repeated_rows
 from corpus.cleaning.languages.segment import SegmentedText, Segmenter, code_points
 from corpus.cleaning.repeats import repeated_words
 from corpus.cleaning.rules import C4, FINEWEB, GOPHER, STEMMA, CleaningRule, Verdicts, at_least, at_most
@@ -200,7 +200,8 @@ class QualityRules:
         )  # fmt: skip
         names = [f"most_common_ngrams.{n}" for n, _ in common] + [f"repeated_ngrams.{n}" for n, _ in repeated]
         for document in np.flatnonzero(verdicts.standing & (characters[:, measures.UNSPACED] > 0)).tolist():
-            shares[document] = _repeated_characters(config, texts[document])
+            rows = repeated_rows(texts[document], [n for n, _ in common], [n for n, _ in repeated])
+            shares[document] = np.concatenate(rows)
         for name, (_, limit), values in zip(names, (*common, *repeated), shares.T, strict=True):
             verdicts.apply(at_most(prefix + name, GOPHER, limit), values)
 
@@ -251,24 +252,6 @@ class QualityRules:
             ),
         ):
             verdicts.apply(_prefixed(prefix, rule), values)
-
-
-def _repeated_characters(config: GopherRepetitionConfig, text: str) -> Array:
-    """The shares of `repeated_words` of a text in a script without spaces: rows of as many characters as n words have
-    on average."""
-    characters, per_word = characters_as_words(text)
-    points, starts = code_points([characters])
-    common, repeated = (
-        (np.array([round(n * per_word) for n, _ in pairs], np.int64), np.array([limit for _, limit in pairs]))
-        for pairs in (config.most_common_ngrams, config.repeated_ngrams)
-    )
-    lengths = np.ones(points.size, np.int32)
-    hashes = points.astype(np.uint64) + np.uint64(1)
-    shares: Array = repeated_words(
-        hashes, lengths, starts, np.diff(starts), np.ones(1, bool), common[0], common[1].astype(float), repeated[0],
-        repeated[1].astype(float),
-    )  # fmt: skip
-    return shares[0]
 
 
 _OF_WORDS = {

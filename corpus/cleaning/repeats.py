@@ -15,14 +15,14 @@ _POWERS = 4096
 
 
 @kernel(inline=True)
-def _key(hash_: int, length: int) -> int:
+def row_key(hash_: int, length: int) -> int:
     """Return the key of a piece of text in a set: its hash and length, mixed (the last character is in the last bits of
     a hash, and one bit is lost), never 0."""
     return ((hash_ + np.uint64(length) * _LENGTH_SALT) * BASE) | ONE  # type: ignore[return-value]
 
 
 @kernel(inline=True)
-def _mark(keys: Array, hash_: int) -> bool:
+def mark(keys: Array, hash_: int) -> bool:
     """Enter a hash into a set; whether it was there."""
     mask = keys.size - 1
     slot = slot_of(hash_, mask)
@@ -62,7 +62,7 @@ def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip
         if i == end or run >= least_breaks:
             if not (skip_blank and blank):
                 counts[0] += 1
-                if _mark(keys, _key(value, i - piece)):
+                if mark(keys, row_key(value, i - piece)):
                     counts[1] += 1
                     counts[2] += i - piece
             i += max(run, 1)
@@ -119,7 +119,7 @@ def _repeated_rows(prefix: Array, position: Array, words: int, n: int, powers: A
         span = position[i + n] - position[i]
         factor = powers[span] if span < powers.size else power(span)
         value = prefix[i + n] - prefix[i] * factor
-        if _mark(keys, _key(value, span)):
+        if mark(keys, row_key(value, span)):
             characters += span
             i += n
         else:

@@ -139,12 +139,13 @@ class TextOptions(SourceDescription):
     mark, what a page declares, UTF-8, or what charset-normalizer finds, in this order."""
     format: Literal[
         "auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc",
-        "notebook", "epub", "docx", "subtitles", "mhtml", "email", "tex", "markdown",
+        "notebook", "epub", "docx", "pdf", "subtitles", "mhtml", "email", "tex", "markdown",
     ] = "auto"  # fmt: skip
     """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .jsonl, .ndjson and .json, .parquet, .arrow and .feather,
-    .csv and .tsv, .html and .htm, .warc and .wet, .ipynb, .epub, .docx, .srt and .vtt, .mhtml, .eml, .tex, .md; all
-    others are text, but for those that are refused by name, such as .pdf, .rtf, .xml and archives. A .json file may
-    hold one list. What separates and quotes the fields of a CSV or TSV file is seen from its first rows."""
+    .csv and .tsv, .html and .htm, .warc and .wet, .ipynb, .epub, .docx, .pdf (with the extra of that name), .srt and
+    .vtt, .mhtml, .eml, .tex, .md; all others are text, but for those that are refused by name, such as .rtf, .xml and
+    archives. A .json file may hold one list. What separates and quotes the fields of a CSV or TSV file is seen from its
+    first rows."""
     header: Header = "auto"
     """The first row of CSV and TSV files: first_row has the names of the columns, none is a record like the others, and
     the columns are column_1, column_2, …; auto is none where the first row looks like those below it and not like

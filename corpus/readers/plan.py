@@ -10,7 +10,7 @@ from corpus.readers.config import PairOptions, TextOptions
 from corpus.readers.formats.json_lines import is_list
 from corpus.readers.formats.table_process import group_bytes
 from corpus.readers.streams import wide_encoding
-from corpus.readers.unread import UNREAD
+from corpus.readers.unread import UNREAD, reads_pdf
 from infra.errors import StageError
 from infra.io.bounded import Span, compression, opened
 from infra.io.sources import Place, by_name, open_place, size_of
@@ -45,6 +45,7 @@ FORMATS = {
     ".md": "markdown",
     ".markdown": "markdown",
     **dict.fromkeys(UNREAD, "unread"),
+    ".pdf": "pdf",
 }
 
 
@@ -75,7 +76,8 @@ def format_of(source: TextOptions | PairOptions, file: Place) -> str:
 def named_format(file: Place) -> str:
     """Return the format of a file's name; files without a known suffix are text, and unread those that no reader
     reads."""
-    return FORMATS.get(suffix_of(file), "text")
+    name = FORMATS.get(suffix_of(file), "text")
+    return "unread" if name == "pdf" and not reads_pdf() else name
 
 
 def suffix_of(file: Place) -> str:

@@ -22,7 +22,7 @@ def records_in(file: Place, kind: str, encoding: str, key: str, header: Header =
 
     Raises StageError as the readers of these formats do.
     """
-    if kind == "unread":
+    if kind in ("unread", "pdf"):
         raise refuse_format(file, suffix_of(file))
     if kind in ("parquet", "arrow"):
         return read_rows(Table(kind, file, (), key, RECORD_BYTES))

@@ -4,12 +4,18 @@ markup nor their bytes become prose."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from infra.errors import StageError, stage_error
 from infra.io.sources import Place
 
-_PDF = "convert it, e.g. by `docling FILE --to md` or pymupdf4llm for its layout, or `pdftotext FILE`"
+PDF_LIBRARY = "pypdfium2"
+_PDF = (
+    "install the extra `pdf` (`pip install pypdfium2`), with which files named .pdf are read; or convert it, e.g. by "
+    "`docling FILE --to md` or pymupdf4llm for its layout, or `pdftotext FILE`"
+)
 _OFFICE = "convert it, e.g. by `soffice --headless --convert-to docx FILE`"
 _BOOK = "convert it, e.g. by `ebook-convert FILE FILE.epub` of Calibre"
 _UNPACK = "unpack it into a folder, and name the folder"
@@ -53,6 +59,12 @@ MAGIC = {b"%PDF-": ".pdf", b"{\\rtf": ".rtf", b"%!PS": ".ps", b"PK\x03\x04": ".z
 
 MAGIC_BYTES = 16
 """Bytes at the start of a file that these are looked for in."""
+
+
+@cache
+def reads_pdf() -> bool:
+    """Return True if the extra that reads PDF files is installed."""
+    return find_spec(PDF_LIBRARY) is not None
 
 
 def refuse_format(file: Place, suffix: str) -> StageError:

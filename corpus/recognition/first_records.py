@@ -20,7 +20,7 @@ from corpus.readers.config import (
 )
 from corpus.readers.plan import FilePart, format_of, suffix_of
 from corpus.readers.streams import refuse_binary
-from corpus.readers.unread import MAGIC_BYTES, UnreadFiles, by_unread_format, suffix_by_magic
+from corpus.readers.unread import MAGIC_BYTES, UnreadFiles, by_unread_format, reads_pdf, suffix_by_magic
 from infra.errors import Problem, StageError
 from infra.io.bounded import opened
 from infra.io.sources import SCHEME, Place, by_name, files_below, size_of
@@ -72,7 +72,7 @@ def unread_files(source: TextOptions | PairOptions, files: Iterable[Place]) -> l
     sniffed = 0
     for file in files:
         kind = format_of(source, file)
-        if kind == "unread":
+        if kind == "unread" or (kind == "pdf" and (isinstance(source, PairOptions) or not reads_pdf())):
             unread.append((file, suffix_of(file)))
         elif kind == "text" and isinstance(file, Path) and sniffed < SNIFFED:
             sniffed += 1

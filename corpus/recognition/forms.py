@@ -42,7 +42,7 @@ MOST = 0.5
 """The share of the sampled records that must have a form."""
 TEXT_NAMES = (
     "text", "content", "body", "document", "article", "page_content", "raw_content", "markdown", "code", "story",
-    "passage", "abstract", "transcript", "maintext",
+    "full_text", "fulltext", "passage", "abstract", "transcript", "maintext",
 )  # fmt: skip
 """Fields that hold a document's text, the most usual first; of nested ones the last part."""
 FURTHER_PROMPTS = ("input", "user", "human", "problem", "Question", "Instruction", "Prompt", "user_message")
@@ -466,6 +466,8 @@ def _document_readings(sample: Sequence[Record]) -> list[Reading]:
         with_it = sum(_text_of(record, name) != "" for record in sample)
         size = f"{round(sizes[name]):,} bytes on average"
         why = f"{with_it} of {len(sample)} sampled records have prose under {name}, {size}"
+        if left := [other for other in sizes if other != name]:
+            why += f"; not read: prose under {', '.join(left)}"
         return Reading("documents", _unlike_default(FileDocuments, {"text_field": name}), why)
 
     if usual and sizes[usual[0]] >= sizes[biggest] / 4:

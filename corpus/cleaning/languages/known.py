@@ -47,6 +47,18 @@ _BLOCKS = {
     "han": "\\u3005\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003134f",
     "southeast": "\\u0e01-\\u0e4e\\u0e81-\\u0ecd\\u1000-\\u109f\\u1780-\\u17d3",
 }
+STOP_STRINGS = {
+    "han": tuple("的在是和了於为為有被人中他与與後也而由"),
+    "kana": tuple("のにをはたてがとでしれさ"),
+    "southeast": (
+        *("ใน", "ที่", "และ", "ของ", "เป็น", "มี", "การ", "ได้"),  # Thai
+        *("ແລະ", "ໃນ", "ຂອງ", "ເປັນ", "ທີ່", "ໄດ້", "ມີ"),  # Lao
+        *("មាន", "បាន", "ដែល", "ជា", "និង", "នៅ", "របស់", "ក្នុង", "ថា", "នេះ", "នៃ", "ទៅ", "ដោយ"),  # Khmer
+        *("သည်", "များ", "ကို", "တွင်", "ဖြစ်", "၏", "သော", "နှင့်", "ရှိ", "တို့", "မှာ", "မှ"),  # Burmese
+    ),
+}
+"""Strings in place of stop words where no space separates words: the most frequent words in the configs of FineWeb2
+(Penedo et al., 2025) for the languages of a script, without numerals and signs."""
 MEAN_WORD_LENGTH = (2.0, 14.0)
 """Limits in place of Gopher's 3 to 10: words of Korean and Vietnamese have 3 letters on average, of Finnish, Tamil and
 Malayalam 8 to 11."""
@@ -65,7 +77,7 @@ class Prose:
 
     words: how many, estimated from the characters in a script without spaces. word_length: the mean, in characters;
     None there. letters: the share of words with a letter, or of characters that are letters in a script without spaces.
-    stop_words: how many different ones; None in scripts without spaces and in those that are one language's own.
+    stop_words: how many different ones; None in scripts that are one language's own.
     """
 
     language: str
@@ -123,12 +135,6 @@ def script_of(text: str) -> str:
     return max(scripts, key=lambda script: (scripts[script], script), default="")
 
 
-def characters_as_words(text: str) -> tuple[str, float]:
-    """(the characters of a text in a script without spaces, without white space; how many make a word)."""
-    text = without_format(text)
-    return "".join(text.split()), CHARACTERS_PER_WORD[measure_unspaced(text).language]
-
-
 def measure_unspaced(text: str) -> Prose:
     """The measures of a text in a script without spaces between words."""
     counts = {name: len(pattern.findall(text)) for name, pattern in _IN_BLOCK.items()}
@@ -138,7 +144,9 @@ def measure_unspaced(text: str) -> Prose:
     unspaced = sum(counts.values())
     spaced = len(_UNSPACED.sub(" ", text).split())
     solid = sum(map(len, text.split()))
-    return Prose(script, unspaced / CHARACTERS_PER_WORD[script] + spaced, None, letters_in(text) / max(1, solid), None)
+    stop_words_met = sum(word in text for word in STOP_STRINGS[script])
+    words = unspaced / CHARACTERS_PER_WORD[script] + spaced
+    return Prose(script, words, None, letters_in(text) / max(1, solid), stop_words_met)
 
 
 @cache

@@ -1,6 +1,7 @@
-"""Texts of files that are one document each: EPUB, DOCX, notebooks, subtitles, web archives, e-mails, LaTeX, Markdown.
+"""Texts of files that are one document each: EPUB, DOCX, PDF, notebooks, subtitles, web archives, e-mails,
+LaTeX, Markdown.
 
-Python's own zipfile, html.parser, email and ElementTree read them.
+Python's own zipfile, html.parser, email and ElementTree read them, and PDFium PDF files.
 """
 
 from __future__ import annotations
@@ -26,26 +27,29 @@ from corpus.readers.formats.formulas import raised, with_formulas
 from corpus.readers.formats.json_lines import wrong_encoding
 from corpus.readers.formats.latex import latex_text
 from corpus.readers.formats.mail import mail_text, parsed
+from corpus.readers.formats.pdf import pdf_text
 from corpus.readers.formats.web import main_text
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.streams import refuse_binary
-from corpus.readers.unread import MAGIC_BYTES, refuse_by_magic
+from corpus.readers.unread import MAGIC_BYTES, reads_pdf, refuse_by_magic, refuse_format
 from infra.errors import stage_error
 from infra.io.bounded import opened
 from infra.io.json import BadJson, parse_json
 from infra.io.sources import Place
 
 MAX_ARCHIVE_BYTES = 512_000_000
-"""Size of an EPUB or DOCX file, most of which may be pictures."""
+"""Size of an EPUB, DOCX or PDF file, most of which may be pictures."""
 
 
 def read_document(file: Place, kind: str, encoding: str, max_bytes: int) -> Iterator[Text | Rejected]:
     """The text of a file of one of the DOCUMENT_FORMATS.
 
     Raises:
-        StageError: `missing_source`, `corrupt_file`, `binary_source`, `wrong_encoding`.
+        StageError: `missing_source`, `corrupt_file`, `binary_source`, `wrong_encoding`, `unread_format`.
     """
-    is_archive = kind in ("epub", "docx")
+    if kind == "pdf" and not reads_pdf():
+        raise refuse_format(file, ".pdf")
+    is_archive = kind in _ARCHIVES
     limit = MAX_ARCHIVE_BYTES if is_archive else 4 * max_bytes
     with opened(file) as stream:
         if not is_archive:
@@ -335,7 +339,7 @@ def _local(element: ElementTree.Element) -> str:
     return str(element.tag).rpartition("}")[2]
 
 
-_ARCHIVES: dict[str, Callable[[bytes, int], str]] = {"epub": epub_text, "docx": docx_text}
+_ARCHIVES: dict[str, Callable[[bytes, int], str]] = {"epub": epub_text, "docx": docx_text, "pdf": pdf_text}
 _TEXTS: dict[str, Callable[[str], str]] = {
     "notebook": notebook_text,
     "subtitles": subtitle_text,

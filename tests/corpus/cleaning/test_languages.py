@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
+from collections import Counter
 
 import pytest
 
 from corpus.cleaning.config import CleanConfig, GopherQualityConfig
 from corpus.cleaning.languages.measured import measure
+from corpus.cleaning.languages.rows import repeated_rows
 from corpus.cleaning.quality import QualityRules
 from corpus.validation.rows import is_language_like
 
@@ -65,5 +68,86 @@ def test_text_of_decoded_noise_is_not_language():
 
 
 def test_repeated_characters_are_repetition_in_scripts_without_spaces(rules):
-    broken = rules(["重复的广告，" * 60])[0].broken[0]
+    broken = rules(["这是重复的广告，" * 60])[0].broken[0]
     assert broken.rule.name.startswith("gopher_repetition.")
+
+
+def test_noise_of_a_script_without_spaces_is_dropped(rules):
+    generator = random.Random(0)
+    noise = ["".join(chr(generator.randrange(0x4E00, 0x9FFF)) for _ in range(30)) + "。" for _ in range(10)]
+    assert rules(["".join(noise)])[0].broken[0].rule.name == "gopher_quality.min_stop_words"
+
+
+def plain_rows(text, per_word, n):
+    """The rows of n words of a text: units as (text, weight), each row the one nearest to n words."""
+    units = [
+        (unit, per_word if re.match(r"[a-z0-9]", unit) else 1) for unit in re.findall(r"[a-z0-9]+|[^a-z0-9\s]", text)
+    ]
+    total = sum(weight for _, weight in units)
+    rows = []
+    for start in range(len(units)):
+        sizes = [sum(weight for _, weight in units[start:end]) for end in range(start + 1, len(units) + 1)]
+        if sizes and sizes[-1] >= round(n * per_word):
+            end = min(range(len(sizes)), key=lambda i: (abs(sizes[i] - round(n * per_word)), -i))
+            rows.append((start, start + end + 1, tuple(units[start : start + end + 1]), sizes[end]))
+    return rows, total
+
+
+@pytest.mark.parametrize(
+    ("letters", "per_word"),
+    [("的一是不了在人有", 1.5), ("のにをはたてがと", 2), ("ดกสนรทยก", 4)],
+    ids=["zh", "ja", "th"],
+)
+def test_rows_of_words_are_rows_of_characters_where_no_space_separates_words(letters, per_word):
+    generator = random.Random(11)
+    for _ in range(20):
+        units = generator.choices([*letters, *letters, *letters, "。", " ", " git ", " config "], k=200)
+        text = "".join(units) + "".join(units[:40])
+        for n in (2, 3, 5):
+            rows, total = plain_rows(text, per_word, n)
+            counts = Counter(row for _, _, row, _ in rows)
+            most = max(counts.values())
+            common = next(size * most for _, _, row, size in rows if counts[row] == most)
+            repeated, met, at = 0, set(), 0
+            for start, end, row, size in rows:
+                if start < at:
+                    continue
+                if row in met:
+                    repeated, at = repeated + size, end
+                met.add(row)
+            (of_common,), (of_repeated,) = repeated_rows(text, [n], [n])
+            assert of_repeated == pytest.approx(repeated / total)
+            assert of_common in [pytest.approx(size * most / total) for _, _, row, size in rows if counts[row] == most]
+            assert common <= total
+
+
+def test_a_formula_in_each_sentence_weighs_in_japanese_what_it_weighs_in_english(rules):
+    """Six articles of a law, each of which begins with three words for "everyone"."""
+    subjects = [
+        "平和的な集会及び結社の自由を他の者とともに享有し、かつ、これを守る",
+        "自国においてひとしく公の職務につき、その仕事にふさわしい報酬を受ける",
+        "労働時間の合理的な制限及び定期的な有給休暇を含む休息と余暇とをもつ",
+        "自己及び家族の健康のために十分な食料、衣服、住居及び医療を求める",
+        "初等の学校では費用を払わずに学び、才能に応じて高等の教育に進む",
+        "芸術を鑑賞し、科学の進歩とそのもたらす恩恵とにひとしくあずかる",
+    ]
+    ends = [
+        "権利を有する。",
+        "ことができる。",
+        "自由がある。",
+        "ことを妨げられない。",
+        "ものとする。",
+        "機会を与えられる。",
+    ]
+    law = "\n".join(f"すべて人は、{subject}{end}" for subject, end in zip(subjects, ends, strict=True))
+    assert rules([law])[0].broken == [None]
+    assert rules([law + law])[0].broken[0].rule.name.startswith("gopher_repetition.")
+
+
+def test_a_latin_word_in_chinese_prose_is_a_word_and_not_its_letters(rules):
+    prose = (
+        "要查看设置，可以运行 git config 命令。如果没有写明范围，git config 会先读仓库里的文件，再读用户目录下的文件。"
+        "管理员也能用 git config 为整台机器写入默认的值，这样每个人都不必重复同样的工作。想知道某个值来自哪里的时候，"
+        "给 git config 加上一个选项，它就把文件的名字和那一行一起打印出来。"
+    )
+    assert rules([prose])[0].broken == [None]

@@ -47,6 +47,7 @@ DOCUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "list of numbers": ({"text": PROSE, "embedding": [0.1] * 900}, {}),
     "text with its translation": ({"text": PROSE, "summary": PROSE[:60]}, {}),
+    "abstract and full text": ({"abstract": PROSE, "fulltext": PROSE * 3}, {"text_field": "fulltext"}),
     "null first": ([{"text": PROSE, "note": None}, {"text": PROSE, "note": "x"}], {}),
 }
 INSTRUCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -260,6 +261,13 @@ def test_a_file_of_another_form_among_others_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected files of one form") as raised:
         look(str(tmp_path / "data"))
     assert raised.value.problems[0].path == other
+
+
+def test_prose_under_other_fields_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "a.jsonl", rows_of({"inst": PROSE[:95], "out": PROSE}))
+    done = CliRunner().invoke(stemma, ["init", "a.jsonl"])
+    assert "not read: prose under inst" in done.output
 
 
 def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

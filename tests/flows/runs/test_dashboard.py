@@ -288,7 +288,7 @@ def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tm
     (aux / "first_screen.json").write_text(json.dumps(first))
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
     journal.begin(pipeline="tiny", config="tiny.yaml")
-    journal.row(StageRow("report", "built", seconds=1.0, path=str(aux.parent)))
+    journal.row(JournalRow("report", "built", seconds=1.0, path=str(aux.parent)))
     journal.end({"status": "done", "errors": [], "stages": []})
 
     page = client(root).get(f"/run/{journal.run_id}").text
@@ -309,7 +309,7 @@ def test_answers_of_all_models_to_one_prompt_stand_side_by_side_before_there_is_
         aux.mkdir(parents=True)
         line = {"prompt": "Why?", "answers": {model: f"{model} of {stage} {HOSTILE}" for model in models}}
         (aux / "samples.jsonl").write_text(json.dumps(line) + "\n")
-        journal.row(StageRow(stage, "built", seconds=1.0, path=str(aux.parent)))
+        journal.row(JournalRow(stage, "built", seconds=1.0, path=str(aux.parent)))
 
     page = client(root).get(f"/run/{journal.run_id}").text
 
