@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from infra.errors import Problem
 from infra.io.json import parse_own_json, read_own_json
@@ -87,6 +87,10 @@ class ReservedSpace:
 class RunJournal:
     """The folder of one pipeline run. Writing is safe from several threads."""
 
+    _unwritten: ClassVar[dict[Path, dict[str, Any]]] = {}
+    """Results that could not be written, by the folder of their run: whoever reads a run's result in this process, with
+    this journal or another, gets them."""
+
     def __init__(self, runs: Path, run_id: str) -> None:
         self.run_id = run_id
         self.folder = runs / run_id
@@ -94,7 +98,6 @@ class RunJournal:
         self.rows: dict[str, StageRow] = {}
         self._lock = threading.Lock()
         self._reserved = ReservedSpace(self.folder / "reserved")
-        self._unwritten: dict[str, Any] | None = None
 
     def make_trial(self, **facts: str) -> None:
         """Record that a run that is about to begin is a trial of a sweep: `pipeline` is its name in the journal,
@@ -112,6 +115,7 @@ class RunJournal:
         """A new run, or a retry of one: what it is about."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
+        self._unwritten.pop(self.folder.absolute(), None)
         self._reserved.take()
         process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "machine": this_machine()}
         self._write({"kind": "begin", **process, **facts})
@@ -136,8 +140,8 @@ class RunJournal:
         """The traceback of an unexpected exception, for `--debug` and for debugging."""
         self._write({"kind": "traceback", "stage": stage, "text": text})
 
-    def end(self, document: Mapping[str, Any]) -> None:
-        """Write the run's end: whole, and last. If it cannot be written, only this process remembers it."""
+    def end(self, document: Mapping[str, Any]) -> bool:
+        """Write the run's end: whole, and last. If it cannot be written, return False; only this process remembers it."""
         with suppress(OSError):
             self._reserved.release()
         hidden = self.folder / ".result.json"
@@ -145,9 +149,11 @@ class RunJournal:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
             hidden.rename(self.folder / "result.json")
         except OSError:
-            self._unwritten = dict(document)
-            return
+            self._unwritten[self.folder.absolute()] = dict(document)
+            return False
+        self._unwritten.pop(self.folder.absolute(), None)
         self._write({"kind": "end", "status": document["status"]})
+        return True
 
     def start_record(self) -> dict[str, Any]:
         """The facts of the run's beginning: its first line, empty if there is none."""
@@ -201,7 +207,8 @@ class RunJournal:
     def result(self) -> dict[str, Any] | None:
         """The run's final document, None while it goes on. Raises StageError `damaged_state`."""
         path = self.folder / "result.json"
-        result = read_state(path, _LOST, self._unwritten)
+        unwritten = self._unwritten.get(self.folder.absolute())
+        result = unwritten or read_state(path, _LOST, None)
         if result is not None and not _is_result(result):
             raise damaged(path, "not as expected", _LOST)
         return result

@@ -36,6 +36,7 @@ from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.leases.lease import Claim
 from infra.ledger.record import TIMES, TimeRecord
+from infra.process.held_folder import hold_sockets
 from infra.process.lifetime import die_with_parent, leave
 from infra.process.workers import Mapper
 from infra.run import Result, Run, open_journal
@@ -152,6 +153,7 @@ def main(argument: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     listen()
+    hold_sockets()
     job = Job.read(job_path)
     if job.claim and "RANK" not in os.environ:
         Claim(**job.claim).hold()
@@ -293,6 +295,11 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ch
         return first
     if is_cancelled():
         return _failed(Cancelled())
+    # Only this process stops its ranks. One that stopped for a signal from elsewhere is lost like a killed one.
+    signalled = next((rank for rank, outcome in outcomes.items() if outcome.status == Cancelled.status), None)
+    if signalled is not None:
+        lost = diagnose_exit(job.node, -signal.SIGTERM, False)
+        return ChildOutcome("failed", {}, "", [replace(lost, message=f"rank {signalled}: {lost.message}").as_json()])
     return _first_failure(job, ended, outcomes, out_of_memory_kills() > kills)
 
 

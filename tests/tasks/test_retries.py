@@ -112,6 +112,15 @@ def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_
     assert "uncorrectable ECC" in first and "out of memory" in second, "what was built tells of every try"
 
 
+def test_a_stage_that_stops_for_a_signal_from_elsewhere_is_tried_again(run: Run, data_pipeline: Path) -> None:
+    """SIGTERM to the process of a stage ended the whole run as cancelled, although nobody had cancelled it."""
+    os_module, errors = "__import__('os')", "__import__('infra.errors', fromlist=['errors'])"
+    stops = f"{os_module}.kill({os_module}.getpid(), 15) or {errors}.Cancelled()"
+    answer = faulty(run, data_pipeline, [stops])
+    assert answer.code == 0, answer.document["errors"]
+    assert "its process was killed by SIGTERM, from outside" in answer.stderr and "trying again" in answer.stderr
+
+
 @pytest.mark.long
 def test_an_error_of_use_is_said_at_once(run: Run, data_pipeline: Path) -> None:
     """The risk: a stage is tried again though its table of failures marks it as not worth it."""
