@@ -97,7 +97,9 @@ def _lost_server_named() -> Iterator[None]:
     except Exception as error:
         from flows.prefect.page_queue import is_unreachable
 
-        if not is_unreachable(error):
+        # Prefect's client wraps the error of its first request.
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if not (is_unreachable(error) or is_unreachable(cause)):
             raise
         message = f"the Prefect server does not answer: {str(error) or type(error).__name__}"
         fix = "run again; `stemma status` shows whether the services of `stemma up` run"

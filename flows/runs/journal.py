@@ -141,7 +141,7 @@ class RunJournal:
         self._write({"kind": "traceback", "stage": stage, "text": text})
 
     def end(self, document: Mapping[str, Any]) -> bool:
-        """Write the run's end: whole, and last. If it cannot be written, return False; only this process remembers it."""
+        """Write the run's end: whole, and last. Return False if it cannot be written: only this process knows it."""
         with suppress(OSError):
             self._reserved.release()
         hidden = self.folder / ".result.json"

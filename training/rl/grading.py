@@ -138,7 +138,9 @@ class Graders:
                             grader.answer = None
                             self._give(grader, path, questions, waiting)
                     self._stop_late(busy, path, questions)
-                    for grader in [grader for grader in busy if grader.answer is not None and grader.is_gone]:
+                    for grader in busy:
+                        if grader.answer is None or not grader.is_gone:
+                            continue
                         self._check_death(grader, path, questions, deaths)
                         selector.unregister(grader.output)
                         grader.end()

@@ -76,8 +76,8 @@ def test_a_killed_training_costs_what_it_lost(env: dict[str, str], data_pipeline
 
 @pytest.mark.long
 def test_every_second_of_runs_under_several_faults_is_accounted_for(env: dict[str, str], data_pipeline: Path) -> None:
-    """A training is killed and ended, its run is cancelled, the next one is killed while a stage of it is stopped, and a
-    third ends.
+    """A training is killed and ended, its run is cancelled, the next one is killed while its stage is stopped, and
+    a third ends.
 
     The risk: an end of a process that leaves seconds under no kind, or under two.
     """
