@@ -88,8 +88,7 @@ class RunJournal:
     """The folder of one pipeline run. Writing is safe from several threads."""
 
     _unwritten: ClassVar[dict[Path, dict[str, Any]]] = {}
-    """Results that could not be written, by the folder of their run: whoever reads a run's result in this process, with
-    this journal or another, gets them."""
+    """Results that could not be written, by the folder of their run. All journals of this process return them."""
 
     def __init__(self, runs: Path, run_id: str) -> None:
         self.run_id = run_id

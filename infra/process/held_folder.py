@@ -32,6 +32,7 @@ def held_folder(name: str) -> Iterator[Path]:
     might be another's by then.
     """
     remove_left(name)
+    owner = os.getpid()
     folder = Path(mkdtemp(prefix=_start(name)))
     descriptor = os.open(folder / f".{LOCK}", os.O_CREAT | os.O_RDWR, 0o600)
     try:
@@ -40,7 +41,8 @@ def held_folder(name: str) -> Iterator[Path]:
         os.rename(folder / f".{LOCK}", folder / LOCK)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == owner:  # a forked process closes this generator too, when it frees its memory
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

@@ -113,7 +113,7 @@ def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_
 
 
 def test_a_stage_that_stops_for_a_signal_from_elsewhere_is_tried_again(run: Run, data_pipeline: Path) -> None:
-    """SIGTERM to the process of a stage ended the whole run as cancelled, although nobody had cancelled it."""
+    """SIGTERM to the process of a stage ended the whole run as cancelled, although no user had cancelled it."""
     os_module, errors = "__import__('os')", "__import__('infra.errors', fromlist=['errors'])"
     stops = f"{os_module}.kill({os_module}.getpid(), 15) or {errors}.Cancelled()"
     answer = faulty(run, data_pipeline, [stops])
