@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed
 
-from infra.errors import StageError
+from infra.errors import Problem, StageError
 from infra.launch.config import LaunchConfig
+from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
-from tasks.processes.child import ChildOutcome
+from tasks.processes.child import ChildOutcome, Job, _all_ranks
 from tasks.processes.failures import failure_of
 from tasks.retries import worth_another_try
 from tests.support.command import REPOSITORY, Answer
@@ -87,6 +88,21 @@ def test_a_hang_that_the_watchdog_found_is_worth_another_try(tmp_path: Path) -> 
         run_ranks(command, launch, tmp_path, lambda: False, lambda name, told: None)
     assert caught.value.problems[0].code == "hang"
     assert worth_another_try(caught.value)
+
+
+def test_a_rank_that_stops_for_a_signal_from_elsewhere_is_worth_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_ranks(*_: object) -> list[Ended]:
+        ChildOutcome("cancelled", {}, "", []).write(tmp_path / "outcome.rank1.json")
+        return [Ended(1, 1)]
+
+    monkeypatch.setattr("tasks.processes.child.run_ranks", run_ranks)
+    job = Job("pretrain", "pretrain", {}, {"processes": 2, "device": "cpu"}, {}, "", str(tmp_path))
+    outcome = _all_ranks(job, tmp_path / "job.json", lambda: False)
+    assert outcome.status == "failed" and worth_another_try(StageError(Problem(**outcome.problems[0])))
+    assert outcome.problems[0]["message"].startswith("rank 1: its process was killed by SIGTERM")
+    assert _all_ranks(job, tmp_path / "job.json", lambda: True).status == "cancelled", "when the run itself stops it"
 
 
 def faulty(run: Run, folder: Path, faults: list[str], *settings: str) -> Answer:
