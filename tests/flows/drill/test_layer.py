@@ -13,6 +13,8 @@ import pytest
 
 from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
 from flows.drill.power import lose_power, notes_of
+from tasks.processes import exits
+from tasks.processes.exits import NO_ROOM
 from tests.support.command import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -185,6 +187,21 @@ journal.row(StageRow("clean", "built"))
 print(journal.read()[-1]["status"])
 """
     assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(FULL, NO_ROOM), (READ_ONLY, exits.READ_ONLY), (BROKEN, exits.BROKEN)])
+def test_a_stage_that_cannot_write_its_outcome_names_the_disk(layer: Layer, error: int, code: int) -> None:
+    """A disk that became read-only, or failed, while a stage worked was reported as a crash of the stage."""
+    begin = """
+from pathlib import Path
+from tasks.processes import child
+job = child.Job("clean", "clean", {}, {"device": "cpu"}, {}, "out", ".")
+job.write(Path("job.json"))
+child.Job.read = lambda path: job
+print(flush=True)
+"""
+    end = "print(child.main('job.json'), flush=True)\nsys.stdin.readline()"
+    assert in_two_parts(layer, begin, end, error)[0] == str(code)
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
