@@ -50,31 +50,31 @@ pin-images: ## print the images of the compose file by digest, as lines for .env
 	@infra/pin-images.sh
 
 bench: $(READY) ## every benchmark; figures go to benchmarks/log by hand
-	@for script in benchmarks/bench_*.py; do "$(BIN)/python" "$$script"; done
+	@for script in benchmarks/*/bench_*.py; do "$(BIN)/python" "$$script"; done
 
 bench-corpus: $(READY) ## those of the corpus, on the text in ../shared/data
-	@for script in benchmarks/bench_corpus_*.py; do "$(BIN)/python" "$$script"; done
+	@for script in benchmarks/corpus/bench_*.py; do "$(BIN)/python" "$$script"; done
 
 bench-train: $(READY) ## tokens a second of pretraining against its peers, about 8 minutes on 2 quiet cores
-	@"$(BIN)/python" benchmarks/bench_train.py
+	@"$(BIN)/python" benchmarks/training/bench_train.py
 
 bench-gpu: $(READY) ## steps of pretraining and their kernels on one GPU, about 10 minutes on an H200
-	@"$(BIN)/python" benchmarks/bench_gpu.py
-	@"$(BIN)/python" benchmarks/bench_kernels.py
+	@"$(BIN)/python" benchmarks/training/bench_gpu.py
+	@"$(BIN)/python" benchmarks/training/bench_kernels.py
 
 gpu-proof: $(READY) ## what users get on one GPU, in at most 9 minutes: tests, every learning stage, both loops; call it again to go on
 	@"$(BIN)/python" -m benchmarks.gpu_proof
 
 bench-scaling: $(READY) ## two ranks against one, pinned to cores, and what of their sending hides; about 10 minutes on 2 quiet cores
-	@"$(BIN)/python" benchmarks/bench_scaling.py
-	@"$(BIN)/python" benchmarks/bench_overlap.py
+	@"$(BIN)/python" benchmarks/training/bench_scaling.py
+	@"$(BIN)/python" benchmarks/training/bench_overlap.py
 
 bench-eval: $(READY) ## multiple choice and answers against lm-eval's own backend, on the questions in ../shared/data
-	@"$(BIN)/python" benchmarks/bench_eval.py
-	@"$(BIN)/python" benchmarks/bench_generation.py
+	@"$(BIN)/python" benchmarks/evaluation/bench_eval.py
+	@"$(BIN)/python" benchmarks/evaluation/bench_generation.py
 
 bench-recipe: $(READY) ## bits per byte after ten minutes of pretraining on 2 quiet cores, on the text of ../shared/recipe
-	@"$(BIN)/python" benchmarks/bench_recipe.py
+	@"$(BIN)/python" benchmarks/training/bench_recipe.py
 
 upgrade: $(READY) ## the newest versions against the lock's, in .venv-candidate: bits, losses, speed, memory, tests (TESTS=…)
 	@infra/install.sh candidate

@@ -93,7 +93,7 @@ def machine(settings: Settings) -> list[dict[str, Any]]:
     import torch
     import transformers
 
-    from infra.launch.gpus import ask_driver, describe, gpu_problems
+    from infra.launch.devices.gpus import ask_driver, describe, gpu_problems
 
     answer, driver = describe(), ask_driver()
     asked = settings.device == "gpu"
@@ -326,7 +326,7 @@ def _key(settings: Settings) -> str:
 
 def _rows(settings: Settings, launches: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Steps of a pretraining with each of some `launch:` keys."""
-    from benchmarks.bench_gpu import ROWS, measure, write_inputs
+    from benchmarks.training.bench_gpu import ROWS, measure, write_inputs
 
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -348,7 +348,7 @@ def _rows(settings: Settings, launches: dict[str, dict[str, Any]]) -> list[dict[
 
 def _losses(settings: Settings, device: str, precision: str) -> list[float]:
     """Of a short pretraining on random tokens by the default loop."""
-    from benchmarks.train_setting import SETTINGS, write, write_tokenizer
+    from benchmarks.training.train_setting import SETTINGS, write, write_tokenizer
     from infra.launch.config import LaunchConfig
     from infra.run import Run
     from training.config import PretrainConfig

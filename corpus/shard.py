@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from corpus.config import ShardConfig
 from corpus.documents.parts import document_parts
 from corpus.tokens.canaries import draw_canaries, plant, write_canaries
-from corpus.tokens.chat_format import END_OF_TEXT
+from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.encode import bounds_of, load_tokenizer, unknown_id
 from corpus.tokens.packing import Form, Side, Slice, by_source, in_order, slices_of, write_shards
 from corpus.tokens.tokenise import Index, Names, joined_index, tokenise

@@ -13,7 +13,7 @@ from typing import Any
 from corpus.config import TokenizerConfig
 from corpus.model_folders.folder import TOKENIZER_FILES
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from corpus.tokens.compression import heldout_sample, report
 from corpus.tokens.encode import load_tokenizer
 from corpus.tokens.training import UNKNOWN, special_tokens, train

@@ -24,7 +24,7 @@ from infra.run import Result, Run
 if TYPE_CHECKING:
     from evaluation.generation.language_model import LoadedModel
     from evaluation.generation.word_bias import Bias
-    from evaluation.safety.toxicity_scorers import WatchedScorer
+    from evaluation.safety.scorer_quality import WatchedScorer
 
 PLAIN = "plain"
 TUNED = "tuned"
@@ -45,8 +45,8 @@ def mitigations(config: MitigationsConfig, inputs: Mapping[str, Path], out_dir: 
     """
     from evaluation.generation.language_model import check_tokenizers, load_model
     from evaluation.safety.probes import read_prompts
+    from evaluation.safety.scorer_quality import kept_scores, make_scorer
     from evaluation.safety.toxicity import summarise
-    from evaluation.safety.toxicity_scorers import kept_scores, make_scorer
 
     # The models, prompts and scorer; a part that was measured before an interruption is read again.
     trained = sorted(inputs.keys() - {"model"})
@@ -145,7 +145,7 @@ class _Way:
 
     def _least_toxic(self, drawn: Sequence[Sequence[str]], keep: Keep) -> list[list[str]]:
         """Return the least toxic of each prompt's continuations, stored for some prompts at a time."""
-        from evaluation.safety.toxicity_scorers import SCORED_AT_ONCE
+        from evaluation.safety.scorer_quality import SCORED_AT_ONCE
 
         assert self.chooser is not None
         per_prompt, chooser = len(drawn[0]), self.chooser
@@ -171,8 +171,9 @@ class _Way:
 
 def _variant(mitigation: Mitigation, lm: LoadedModel) -> _Way:
     """Return the way of one mitigation. Raises StageError `bad_lexicon`, `bad_scorer`."""
+    from corpus.cleaning.people.toxicity_scorers import read_words
     from evaluation.generation.word_bias import bias_of
-    from evaluation.safety.toxicity_scorers import make_scorer, read_words
+    from evaluation.safety.scorer_quality import make_scorer
 
     match mitigation.kind:
         case "prefix":

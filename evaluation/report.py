@@ -13,21 +13,21 @@ from pathlib import Path
 
 from evaluation.config import CLAIMS, ReportConfig
 from evaluation.pages.parts import Figure, Section, render_page
-from evaluation.pages.report.alignment_sections import alignment, distillation, preference_tuning
-from evaluation.pages.report.answer_sections import answers, answers_over_training
-from evaluation.pages.report.benchmark_sections import benchmarks
+from evaluation.pages.report.benchmarks.answer_sections import answers, answers_over_training
+from evaluation.pages.report.benchmarks.benchmark_sections import benchmarks
+from evaluation.pages.report.benchmarks.failure_section import failure_classes
+from evaluation.pages.report.benchmarks.needle_section import needle
 from evaluation.pages.report.branch_sections import branches
-from evaluation.pages.report.cost_section import cost, ettr_of
-from evaluation.pages.report.failure_section import failure_classes
-from evaluation.pages.report.logbook_section import logbook
-from evaluation.pages.report.mitigation_section import mitigations
-from evaluation.pages.report.needle_section import needle
 from evaluation.pages.report.opening import opening
 from evaluation.pages.report.origin_sections import data, lineage, reproduce, stages
-from evaluation.pages.report.planned_section import planned, profiles
-from evaluation.pages.report.safety_sections import bias, memorisation
-from evaluation.pages.report.toxicity_section import toxicity
-from evaluation.pages.report.training_sections import averaging, pretraining, reward_model, tuning
+from evaluation.pages.report.safety.mitigation_section import mitigations
+from evaluation.pages.report.safety.safety_sections import bias, memorisation
+from evaluation.pages.report.safety.toxicity_section import toxicity
+from evaluation.pages.report.training.alignment_sections import alignment, distillation, preference_tuning
+from evaluation.pages.report.training.cost_section import cost, ettr_of
+from evaluation.pages.report.training.logbook_section import logbook
+from evaluation.pages.report.training.planned_section import planned, profiles
+from evaluation.pages.report.training.training_sections import averaging, pretraining, reward_model, tuning
 from evaluation.pages.verdicts import Claim, claims
 from evaluation.pages.words import seconds
 from evaluation.results.pipeline import PipelineResults

@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-import tests.support.command
+import tests.support.programs.command
 from infra.servers.private import (
     launch_prefect_server,
     private_prefect_server,
     say_last_words,
     wait_for_prefect_server,
 )
-from tests.support.command import REPOSITORY, Answer, environment, stemma, write_config
-from tests.support.forked import LINE, Session
 from tests.support.pipelines import data_config, full_config
-from tests.support.processes import COLD
+from tests.support.programs.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.support.programs.forked import LINE, Session
+from tests.support.programs.processes import COLD
 
 LONG_S = 3600.0
 """What a test marked `long` may take, in place of `timeout` in pyproject.toml."""
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("few", settings.get_profile("many"), max_examples=25)
     settings.load_profile("few" if "not long" in config.getoption("markexpr") else "many")
     if shared := getattr(config, "workerinput", {}).get(_SHARED):
-        tests.support.command.session = Path(shared)
+        tests.support.programs.command.session = Path(shared)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    tests.support.command.patience_s = 0.9 * LONG_S if item.get_closest_marker("long") else 400.0
+    tests.support.programs.command.patience_s = 0.9 * LONG_S if item.get_closest_marker("long") else 400.0
 
 
 @pytest.fixture(scope="session")
@@ -127,14 +127,16 @@ def prefect_url() -> Iterator[str]:
     """A real Prefect server with its page, the same for all test workers: by the time that a session takes, one that
     nobody asks costs each worker a minute. Other tests use it at the same time: ask it for ids and names of your own.
     """
-    if tests.support.command.session is None:
+    if tests.support.programs.command.session is None:
         with private_prefect_server(page=True) as url:
             yield url
         return
-    home = tests.support.command.session / "prefect"
+    home = tests.support.programs.command.session / "prefect"
     with built_once(home) as mine:
         if mine:
-            url, process = launch_prefect_server(home, True, os.open(tests.support.command.session / LINE, os.O_RDONLY))
+            url, process = launch_prefect_server(
+                home, True, os.open(tests.support.programs.command.session / LINE, os.O_RDONLY)
+            )
             wait_for_prefect_server(url, process, home)
             (home / "url").write_text(url)
     yield (home / "url").read_text()
@@ -168,9 +170,9 @@ def loaded_by_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exported models are loaded by a process that is forked with transformers imported, not by a new one. That a new
     one, which knows nothing of this project, loads them is in tests/evaluation/test_export.py."""
     import evaluation.release.export
-    import tests.support.elsewhere
+    import tests.support.programs.elsewhere
 
-    forking = SimpleNamespace(run=tests.support.elsewhere.load_exported, DEVNULL=subprocess.DEVNULL)
+    forking = SimpleNamespace(run=tests.support.programs.elsewhere.load_exported, DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(evaluation.release.export, "subprocess", forking)
 
 
@@ -236,7 +238,7 @@ def data_pipeline(built_data: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def s3_port() -> Iterator[int]:
     """The port of a real S3 server for this test worker; whoever fills a bucket empties it."""
-    from tests.support.object_store import object_store
+    from tests.support.services.object_store import object_store
 
     with object_store() as port:
         yield port
@@ -244,8 +246,9 @@ def s3_port() -> Iterator[int]:
 
 @pytest.fixture
 def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A proxy before that server, in this test's environment, that fails as told (`tests.support.object_store`)."""
-    from tests.support.object_store import failing_proxy
+    """A proxy before that server, in this test's environment, that fails as told
+    (`tests.support.services.object_store`)."""
+    from tests.support.services.object_store import failing_proxy
 
     with failing_proxy(s3_port, monkeypatch) as server:
         yield server

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.compare_environments import Artifact, compare
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 
 def artifact(folder: Path, files: dict[str, str], losses: list[float], **figures: float) -> Artifact:

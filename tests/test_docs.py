@@ -28,9 +28,9 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tasks.stage import Stage, needs
 from tasks.stages import STAGES
-from tests.support.command import REPOSITORY, environment, write_config
 from tests.support.guides import DOCS, guides
 from tests.support.open_models import SHAPES
+from tests.support.programs.command import REPOSITORY, environment, write_config
 
 PACKAGES = ("cli", "flows", "tasks", "training", "evaluation", "corpus", "infra")
 QUICKSTART = REPOSITORY / "configs" / "quickstart.yaml"

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from corpus.cleaning.people.neutral import neutral_words
+from corpus.cleaning.people.toxicity_scorers import read_words
 from corpus.readers.hub import dataset_files
 from corpus.validation.suites import read_suite
 from evaluation.config import BenchmarkTask, BiasConfig, LabelledSet, ToxicityConfig
@@ -28,7 +29,7 @@ from evaluation.people.pairs import AnswerPair, Export
 from evaluation.people.sample import Review, Shown
 from evaluation.safety.bias.files import read_bbq, read_stereoset, read_winobias, read_winogender
 from evaluation.safety.probes import COLUMNS, read_pairs, read_prompts
-from evaluation.safety.toxicity_scorers import read_labelled, read_words
+from evaluation.safety.scorer_quality import read_labelled
 from flows.config.carried import FILE, read
 from flows.config.read import read_yaml
 from infra.errors import StemmaError

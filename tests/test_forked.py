@@ -11,15 +11,16 @@ from pathlib import Path
 import psutil
 
 from infra.servers.state import make_servers_folder
-from tests.support.command import environment
-from tests.support.processes import gone, wait_until
+from tests.support.programs.command import environment
+from tests.support.programs.processes import gone, wait_until
 
 WORKER = """
-import sys, tests.support.forked
-tests.support.forked._COMMAND = ["tests.support.forked"]  # the command imports the rest by itself, if it comes to that
-from tests.support.command import start
+import sys, tests.support.programs.forked
+# The command imports the rest itself, if it needs any.
+tests.support.programs.forked._COMMAND = ["tests.support.programs.forked"]
+from tests.support.programs.command import start
 command = start("up", "--root", sys.argv[1])
-assert isinstance(command, tests.support.forked.ForkedCommand)
+assert isinstance(command, tests.support.programs.forked.ForkedCommand)
 print(command.pid, flush=True)
 command.communicate()
 """

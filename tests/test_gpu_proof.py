@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_proof import Settings, _key
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 
 def proof(out: Path, *parts: str) -> tuple[str, dict[str, Any]]:

@@ -15,9 +15,9 @@ import click
 import pytest
 
 from cli.commands import stemma
-from tests.support.command import REPOSITORY, environment, write_config
 from tests.support.guides import bash_lines
 from tests.support.pipelines import data_config
+from tests.support.programs.command import REPOSITORY, environment, write_config
 
 GUIDE = (REPOSITORY / "docs" / "operations" / "index.md").read_text(encoding="utf8")
 ENDS_WITH = re.compile(r"#.*\bends with (\d+)")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.command import REPOSITORY, environment, typed
 from tests.support.guides import bash_lines, guides
 from tests.support.pipelines import full_config
+from tests.support.programs.command import REPOSITORY, environment, typed
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf8")
 TUTORIAL = (REPOSITORY / "docs" / "tutorials" / "first-model.md").read_text(encoding="utf8")

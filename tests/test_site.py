@@ -13,8 +13,8 @@ from cli.commands import COMMANDS
 from cli.reference import pages
 from infra.config import StageConfig
 from tasks.stages import OUR_STAGES
-from tests.support.command import REPOSITORY
 from tests.support.guides import DOCS, guides
+from tests.support.programs.command import REPOSITORY
 
 GENERATED = DOCS / "reference" / "generated"
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from corpus.model_folders.folder import folder_problems
 from corpus.model_folders.licence import keep_licence
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES, PAD
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES, PAD
 from corpus.tokens.trained import FILE as TRAINED
 from infra.errors import StageError, stage_error
 from infra.io.foreign import check_model

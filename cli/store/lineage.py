@@ -61,7 +61,7 @@ def command(
 
         click.echo(lineage_page(document), nl=False)
     else:
-        from cli.pipelines.tree import print_tree
+        from cli.store.tree import print_tree
 
         print_tree(document, down=direction == "down")
     return document, 0

@@ -10,7 +10,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from corpus.dedupe.config import Bands, DedupeConfig, NearDuplicates, choose_bands
+from corpus.dedupe.bands import Bands, choose_bands
+from corpus.dedupe.config import DedupeConfig, NearDuplicates
 from corpus.dedupe.kernels import SET_LIMIT, hash_texts, shingle_texts, sign_texts
 from corpus.documents.marks import mark_tables
 from corpus.documents.selection import read_table

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from corpus.dedupe.bands import choose_bands
 from corpus.dedupe.boilerplate import cut_boilerplate
-from corpus.dedupe.config import DedupeConfig, NearDuplicates, choose_bands
+from corpus.dedupe.config import DedupeConfig, NearDuplicates
 from corpus.dedupe.minhash import IDS, NAMES, PartOfMarks, SignDocuments, WriteShingles
 from corpus.dedupe.report import cluster_rows, clusters_to_show, pair_counts, similarity_histogram
 from corpus.dedupe.search import (

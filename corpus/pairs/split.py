@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from corpus.config import NearPrompts
 from corpus.decontaminate.config import MatchConfig
 from corpus.decontaminate.pairs import PairFilter
-from corpus.dedupe.config import NearDuplicates, choose_bands
+from corpus.dedupe.bands import choose_bands
+from corpus.dedupe.config import NearDuplicates
 from corpus.dedupe.kernels import Sets, join_alike, sign_sets
 from corpus.dedupe.minhash import hash_functions, sets_of_shingles
 from corpus.dedupe.search import buckets_of

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from corpus.tokens.chat_format import END_OF_TEXT
+from corpus.tokens.chat_template import END_OF_TEXT
 from corpus.tokens.cuts import kinds
 from corpus.tokens.cutting import Cutting, cutting_of, without_space_in_front
 from infra.errors import stage_error

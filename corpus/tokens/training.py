@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from corpus.config import TokenizerConfig
 from corpus.documents.parts import count_documents, is_heldout, read_documents
 from corpus.documents.sources import read_sources
-from corpus.tokens.chat_format import SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from corpus.tokens.cutting import PIECES_OF_WORDS
 from infra.errors import stage_error
 from infra.io.json import parse_own_json

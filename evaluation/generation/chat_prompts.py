@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, tokenization_utils_base
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES, check_values
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES, check_values
 from infra.errors import stage_error
 from infra.io import templates
 

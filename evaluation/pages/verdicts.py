@@ -8,7 +8,7 @@ from statistics import pstdev
 from typing import Literal
 
 from evaluation.pages.parts import Table
-from evaluation.pages.report.toxicity_section import beside_text, is_as_its_text, length_of_text
+from evaluation.pages.report.safety.toxicity_section import beside_text, is_as_its_text, length_of_text
 from evaluation.pages.words import between, between_percent, fixed, interval_of, on_the_way, percent, signed
 from evaluation.results.comparison import PairedToxicity
 from evaluation.results.pipeline import PipelineResults

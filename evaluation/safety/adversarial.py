@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from corpus.cleaning.people.toxicity import Scorer
+from corpus.cleaning.people.toxicity_scorers import Scorer, read_words
 from evaluation.config import ADVERSARIAL_WORDS, AdversarialConfig, ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.language_model import LoadedModel, sample_continuations
 from evaluation.generation.token_choice import SamplingOptions
 from evaluation.safety.probes import read_prompts
-from evaluation.safety.toxicity_scorers import read_words
 from evaluation.statistics.intervals import difference_of_paired_proportions, wilson
 from infra.config import derived_seed
 from infra.errors import stage_error

@@ -36,8 +36,8 @@ def safety(config: SafetyConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     from evaluation.generation.language_model import load_model
     from evaluation.safety.bias.pairs import measure_bias
     from evaluation.safety.memorisation import measure_memorisation
+    from evaluation.safety.scorer_quality import make_scorer
     from evaluation.safety.toxicity import measure_toxicity, toxicity_of_text, toxicity_of_untrained
-    from evaluation.safety.toxicity_scorers import make_scorer
 
     # The model, its scorers, and the parts that an interrupted build has measured already.
     scorers = (

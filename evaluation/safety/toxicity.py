@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.people.toxicity import Scorer
+from corpus.cleaning.people.toxicity_scorers import Scorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.language_model import LoadedModel, sample_continuations
@@ -19,7 +19,7 @@ from evaluation.generation.untrained import floor_of
 from evaluation.results.kept_parts import Keep, at_once
 from evaluation.safety.memorisation import read_documents
 from evaluation.safety.probes import is_bold, read_prompts
-from evaluation.safety.toxicity_scorers import kept_scores, scorer_quality
+from evaluation.safety.scorer_quality import kept_scores, scorer_quality
 from evaluation.statistics.intervals import bootstrap, difference_of_proportions, share_of_clusters, wilson
 from evaluation.statistics.paired import holm
 from infra.run import Run

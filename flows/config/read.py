@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.config.carried import take_over
-from flows.config.contradictions import contradictions
+from flows.config.checks.contradictions import contradictions
 from flows.config.extends import read_config, read_yaml
 from flows.config.graph import graph
 from flows.config.pipeline_config import PipelineConfig, dump, section_classes

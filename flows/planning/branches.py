@@ -13,7 +13,7 @@ from corpus.config import READS_RECORDS
 from corpus.readers.config import FileDocuments
 from corpus.readers.selected import left_out
 from corpus.recognition.first_records import unread_files
-from corpus.tokens.chat_format import has_other_template
+from corpus.tokens.chat_template import has_other_template
 from evaluation.config import BenchmarksConfig, SafetyConfig
 from flows.config.graph import Graph
 from flows.planning.plan import PlannedStage

@@ -17,15 +17,23 @@ from corpus.model_folders.folder import folder_problems
 from corpus.readers.config import InstructionOptions
 from evaluation.config import SafetyConfig
 from flows.config.architecture import architecture_of
+from flows.config.checks.ranks import rank_problems
 from flows.config.graph import graph
 from flows.config.pipeline_config import Graph, PipelineConfig
 from flows.config.problems import nearest
-from flows.config.ranks import rank_problems
 from flows.planning.past_runs import from_past_runs
 from flows.planning.plan import PlannedStage, plan
 from infra.errors import ConfigError, Problem, StageError
 from infra.launch.config import LaunchConfig
-from infra.launch.gpus import DriverAnswer, TorchAnswer, ask_driver, ask_torch, gpu_problems, has_gpu, memory_problems
+from infra.launch.devices.gpus import (
+    DriverAnswer,
+    TorchAnswer,
+    ask_driver,
+    ask_torch,
+    gpu_problems,
+    has_gpu,
+    memory_problems,
+)
 from infra.launch.ranks import ClusterNode
 from infra.store.store import Store
 from training.config import BaseModelConfig, PretrainConfig, RlhfConfig, TrainerConfig

@@ -36,7 +36,7 @@ from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
 from infra.io.json import read_own_json
-from infra.launch.gpus import has_gpu
+from infra.launch.devices.gpus import has_gpu
 from infra.ledger.builds import tags as cost_tags
 from infra.lineage import messages
 from infra.lineage.also.copies import copy_problems

@@ -23,7 +23,7 @@ from typing import Any
 
 from infra.launch import node_files
 from infra.launch.config import LaunchConfig
-from infra.launch.diagnostics import examine
+from infra.launch.devices.diagnostics import examine
 from infra.launch.heartbeat import FOLDER, dump_stacks, is_stopped, notes_on, read_beat, stacks
 from infra.launch.node_files import NodeState, Order, Watch
 from infra.launch.ranks import GRACE_S, ClusterNode, Ranks, free_port, own_process_group

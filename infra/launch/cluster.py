@@ -19,7 +19,7 @@ from typing import Literal
 from infra.errors import Problem, StageError
 from infra.launch import node_files
 from infra.launch.config import LaunchConfig
-from infra.launch.diagnostics import slow_machines
+from infra.launch.devices.diagnostics import slow_machines
 from infra.launch.heartbeat import Beat, Hang, stuck_ranks
 from infra.launch.hosts import Hosts, passed_on
 from infra.launch.kube.launcher import Kubernetes

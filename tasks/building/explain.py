@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corpus.tokens.chat_format import FILES as TEMPLATE_FILES
-from corpus.tokens.chat_format import has_other_template
+from corpus.tokens.chat_template import FILES as TEMPLATE_FILES
+from corpus.tokens.chat_template import has_other_template
 from infra.fingerprint import canonical, changed_settings, same, within
 from infra.store.layout import MANIFEST
 from infra.store.manifest import Manifest

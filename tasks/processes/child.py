@@ -32,7 +32,7 @@ from infra.errors import Cancelled, StemmaError
 from infra.io.json import read_own_json
 from infra.launch.cluster import run_on_cluster
 from infra.launch.config import LaunchConfig
-from infra.launch.gpu_usage import sampled
+from infra.launch.devices.gpu_usage import sampled
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.leases.lease import Claim

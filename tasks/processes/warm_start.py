@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.launch.config import LaunchConfig
-from infra.launch.gpus import has_gpu
+from infra.launch.devices.gpus import has_gpu
 from infra.process.forked import ForkServer, NotForkedError, Process
 from tasks.processes.child import Job, starts_ranks
 from tasks.processes.environment import stage_environment

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, environment
+from tests.support.programs.command import REPOSITORY, environment
 
 RACE = """
 import sys
 from pathlib import Path
-from benchmarks.bench_train import Contender
+from benchmarks.training.bench_train import Contender
 contender = Contender("(a) plain loop", "(a) plain loop", False, sys.argv[1], Path(sys.argv[2]))
 """
 SILENT = """
 import subprocess, sys, tempfile
-from benchmarks.bench_train import Contender
+from benchmarks.training.bench_train import Contender
 contender = Contender.__new__(Contender)
 contender.title, contender._said = "(x)", tempfile.NamedTemporaryFile()
 program = "import sys; sys.stderr.write('out of memory'); sys.exit(7)"

@@ -14,8 +14,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from flows.runs.journal import RunJournal, StageRow
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
-from tests.support.command import environment
-from tests.support.processes import running, wait_until
+from tests.support.programs.command import environment
+from tests.support.programs.processes import running, wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000

@@ -12,10 +12,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.test_page import PATIENCE_MS, browser, browser_page, pytestmark  # noqa: F401
-from tests.support.command import environment, stemma, write_config
 from tests.support.pipelines import full_config
-from tests.support.prefect_page import post, sheets
-from tests.support.processes import COLD, wait_until
+from tests.support.programs.command import environment, stemma, write_config
+from tests.support.programs.processes import COLD, wait_until
+from tests.support.services.prefect_page import post, sheets
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ pytest.importorskip("playwright")
 from playwright.sync_api import Browser, Page
 
 from tests.browser.test_reading import browser  # noqa: F401
-from tests.support.command import stemma
+from tests.support.programs.command import stemma
 
 
 def _begin(browser: Browser, page_file: Path, name: str, width: int = 1200) -> Page:  # noqa: F811

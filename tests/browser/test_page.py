@@ -13,10 +13,10 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from flows.runs.journal import latest
-from tests.support.command import environment, finish, start, stemma, write_config
 from tests.support.pipelines import data_config, full_config
-from tests.support.prefect_page import sheets
-from tests.support.processes import COLD, gone, progress_of, running_stage, wait_until
+from tests.support.programs.command import environment, finish, start, stemma, write_config
+from tests.support.programs.processes import COLD, gone, progress_of, running_stage, wait_until
+from tests.support.services.prefect_page import sheets
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000

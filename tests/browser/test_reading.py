@@ -28,7 +28,7 @@ from tests.evaluation.pages.test_corpus_report import chain
 from tests.evaluation.pages.test_corpus_report import report as corpus_page
 from tests.evaluation.pipeline import write_pipeline
 from tests.infra.lineage.conftest import MlflowServer
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DESKTOP, PHONE = 1300, 375

@@ -15,7 +15,7 @@ import yaml
 from flows.config.graph import graph
 from flows.config.read import parse
 from infra.errors import ConfigError
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 Run = Callable[..., Answer]
 

@@ -27,8 +27,8 @@ from infra.store.reference import resolve
 from infra.store.store import Store
 from tests.evaluation.pipeline import write_pipeline
 from tests.support.artifacts import make_artifact
-from tests.support.command import write_config
 from tests.support.pipelines import full_config
+from tests.support.programs.command import write_config
 
 HH = "\n\nHuman: a\n\nAssistant:"
 

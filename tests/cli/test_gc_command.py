@@ -25,8 +25,8 @@ from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest
 from infra.store.store import Store
 from tests.support.artifacts import make_artifact
-from tests.support.command import Answer
-from tests.support.small_disk import fill, small_disk
+from tests.support.programs.command import Answer
+from tests.support.services.small_disk import fill, small_disk
 
 Run = Callable[..., Answer]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, environment, finish, start_new, write_config
 from tests.support.pipelines import data_config
-from tests.support.processes import wait_until
+from tests.support.programs.command import REPOSITORY, environment, finish, start_new, write_config
+from tests.support.programs.processes import wait_until
 
 
 def listens(process: subprocess.Popen[str]) -> bool:

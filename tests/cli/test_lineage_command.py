@@ -18,7 +18,7 @@ import pytest
 from infra.store.manifest import SourceRecord
 from infra.store.store import Store
 from tests.support.artifacts import make_artifact
-from tests.support.command import Answer, environment
+from tests.support.programs.command import Answer, environment
 
 Run = Callable[..., Answer]
 

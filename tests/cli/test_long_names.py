@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import Problem, bounded, quoted
-from tests.support.command import stemma
+from tests.support.programs.command import stemma
 
 LONG = "n" * 300
 

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from cli.common.output import as_json
 from infra.errors import StageError
 from infra.store.store import Store
-from tests.support.command import Answer
-from tests.support.small_disk import fill, small_disk
+from tests.support.programs.command import Answer
+from tests.support.services.small_disk import fill, small_disk
 
 Run = Callable[..., Answer]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import Answer
+from tests.support.programs.command import Answer
 
 Run = Callable[..., Answer]
 

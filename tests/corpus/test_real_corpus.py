@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, Answer
+from tests.support.programs.command import REPOSITORY, Answer
 
 CONFIG = REPOSITORY / "tests" / "corpus" / "real_corpus.yaml"
 

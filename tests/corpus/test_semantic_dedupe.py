@@ -23,7 +23,7 @@ from flows.config.read import parse
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 WORDS = ["river", "mill", "the", "bends", "twice", "chapter", "a", "quiet", "lamp", "wind"]
 TEXTS = [" ".join(words) for words in list(itertools.combinations(WORDS, 6))[::10][:20]]

@@ -20,7 +20,7 @@ from transformers import (
 
 from corpus.model_folders.folder import folder_problems
 from corpus.model_folders.inputs import name_model_inputs
-from corpus.tokens.chat_format import CHAT_TEMPLATE
+from corpus.tokens.chat_template import CHAT_TEMPLATE
 from evaluation.release.export import card_of, check_elsewhere, export
 from evaluation.release.quantized import written_here
 from evaluation.results.artifacts import Artifact

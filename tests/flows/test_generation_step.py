@@ -10,8 +10,8 @@ import yaml
 
 from corpus.documents.parts import read_documents
 from infra.store.manifest import Manifest
-from tests.support.command import Answer
-from tests.support.endpoint import completion, endpoint
+from tests.support.programs.command import Answer
+from tests.support.services.endpoint import completion, endpoint
 
 Run = Callable[..., Answer]
 

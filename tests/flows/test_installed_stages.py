@@ -24,9 +24,9 @@ from tasks.building.explain import BuildRequest, changes
 from tasks.installed import installed_stages
 from tasks.stage import KINDS, STEP_KEYS, Node
 from tasks.stages import OUR_STAGES, SECTIONS, STAGES, USUAL_STEPS, usable_stages
-from tests.support.command import Answer, finish, start_new, write_config
 from tests.support.guides import stage_package
 from tests.support.pipelines import data_config
+from tests.support.programs.command import Answer, finish, start_new, write_config
 
 NAME = "stemma-longest"
 

@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.command import finish, start, stemma, write_config
 from tests.support.pipelines import SENTENCES
-from tests.support.processes import gone, running_stage, wait_until
+from tests.support.programs.command import finish, start, stemma, write_config
+from tests.support.programs.processes import gone, running_stage, wait_until
 
 pytestmark = pytest.mark.slow
 

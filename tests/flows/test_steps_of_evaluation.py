@@ -17,7 +17,7 @@ from flows.prefect.execution import RELAY
 from flows.prefect.promotion import promote, rollback
 from infra.store.store import Store
 from tests.evaluation.conftest import make_model
-from tests.support.command import Answer, stemma, write_config
+from tests.support.programs.command import Answer, stemma, write_config
 
 pytestmark = pytest.mark.long
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from corpus.documents.parts import DocumentWriter, make_document, read_documents
-from tests.support.command import REPOSITORY
-from tests.support.elsewhere import run_module
+from tests.support.programs.command import REPOSITORY
+from tests.support.programs.elsewhere import run_module
 
 
 def test_a_forgotten_input_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 PROGRAM = """
 import sys

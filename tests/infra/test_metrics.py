@@ -24,9 +24,9 @@ from infra.servers.metrics import StoreCollector
 from infra.servers.ports import any_free_port
 from infra.store.layout import Layout
 from infra.store.store import Store
-from tests.support.command import Answer, environment, write_config
 from tests.support.pipelines import data_config
-from tests.support.processes import wait_until
+from tests.support.programs.command import Answer, environment, write_config
+from tests.support.programs.processes import wait_until
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 

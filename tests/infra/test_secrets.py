@@ -28,9 +28,9 @@ from infra.project import PROJECT as REPOSITORY
 from infra.run import Run, read_journal
 from infra.secrets import HIDDEN, SHORTEST, Hider, HidingStream, recognised
 from tasks.pages.sheet import failed_sheet
-from tests.support.command import Answer, stemma, write_config
 from tests.support.guides import guides
 from tests.support.pipelines import data_config
+from tests.support.programs.command import Answer, stemma, write_config
 
 ENVIRON = {
     "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG",

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.command import REPOSITORY, environment, finish, start, stemma, write_config
 from tests.support.pipelines import data_config
-from tests.support.processes import COLD, gone, running_stage, wait_until
-from tests.support.slurm import slurm
+from tests.support.programs.command import REPOSITORY, environment, finish, start, stemma, write_config
+from tests.support.programs.processes import COLD, gone, running_stage, wait_until
+from tests.support.services.slurm import slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

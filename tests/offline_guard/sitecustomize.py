@@ -6,7 +6,7 @@ import socket
 
 FORK_SAFE = True  # a forked process has it from the server that it was forked from
 
-# Of the network namespaces that tests make (tests/support/namespaces.py), which lead nowhere else.
+# Of the network namespaces that tests make (tests/support/services/namespaces.py), which lead nowhere else.
 _HOSTS = ipaddress.ip_network("10.77.0.0/24")
 _connect = socket.socket.connect
 _resolve = socket.getaddrinfo

@@ -16,8 +16,8 @@ import stemma
 from infra.store.store import Store
 from stemma.home import PACKAGES, add_home
 from tests.support.artifacts import make_artifact
-from tests.support.command import REPOSITORY, environment, write_config
 from tests.support.pipelines import trained_config
+from tests.support.programs.command import REPOSITORY, environment, write_config
 
 GUIDE = REPOSITORY / "docs" / "python.md"
 

@@ -14,9 +14,9 @@ import pytest
 
 from infra.store.roots import root_folder
 from infra.store.store import Store
-from tests.support.command import Answer, Command, start, stemma
-from tests.support.object_store import bucket
-from tests.support.processes import COLD
+from tests.support.programs.command import Answer, Command, start, stemma
+from tests.support.programs.processes import COLD
+from tests.support.services.object_store import bucket
 
 ROOT = "s3://models/lab"
 

@@ -27,8 +27,8 @@ from uuid import UUID
 from infra.servers.credentials import credentials
 from infra.servers.environment import environment
 from infra.servers.state import prefect_api_url
-from tests.support.command import write_config
 from tests.support.pipelines import data_config
+from tests.support.programs.command import write_config
 
 LEAD_S = 8.0
 """Between the making of a batch and its due time: a worker looks for what is due a few seconds ahead."""

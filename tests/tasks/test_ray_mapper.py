@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.evaluation.conftest import make_model
-from tests.support.command import REPOSITORY, Answer, write_config
 from tests.support.pipelines import DOCSTRING_RULES, data_config
-from tests.support.ray_cluster import ray_cluster
+from tests.support.programs.command import REPOSITORY, Answer, write_config
+from tests.support.services.ray_cluster import ray_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from infra.launch.training import run_ranks
 from tasks.processes.child import ChildOutcome, Job, _all_ranks
 from tasks.processes.failures import failure_of
 from tasks.retries import worth_another_try
-from tests.support.command import REPOSITORY, Answer
+from tests.support.programs.command import REPOSITORY, Answer
 from training.trainer.microbatch import out_of_memory
 
 Run = Callable[..., Answer]

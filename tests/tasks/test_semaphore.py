@@ -10,7 +10,7 @@ import pytest
 from infra.errors import Cancelled
 from tasks import semaphore
 from tasks.semaphore import PrioritySemaphore
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 
 WEIGHTS = {"page": 0, "light": 1, "heavy": 9}
 SOON_S = 10.0

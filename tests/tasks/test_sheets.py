@@ -12,8 +12,8 @@ import pytest
 
 from tasks.pages.page import LINES, WINDOW_S, Throttle
 from tasks.pages.sheet import drawings, read_curves
-from tests.support.command import Answer
-from tests.support.prefect_page import sheets
+from tests.support.programs.command import Answer
+from tests.support.services.prefect_page import sheets
 
 BASELINES = {
     "pretrain": b">bigrams ",

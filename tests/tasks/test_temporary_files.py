@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, environment
+from tests.support.programs.command import REPOSITORY, environment
 
 KILLED = """
 import os, pathlib, signal, sys

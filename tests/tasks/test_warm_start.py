@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from tasks.stages import STAGES
-from tests.support.command import finish, start_new, stemma
-from tests.support.processes import COLD, gone, wait_until
+from tests.support.programs.command import finish, start_new, stemma
+from tests.support.programs.processes import COLD, gone, wait_until
 
 FORKED = "forked from a server"
 

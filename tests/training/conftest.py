@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import TRAINER, Told
+from tests.support.programs.ranked import TRAINER, Told
 
 if trainer := os.environ.get(TRAINER):
     LaunchConfig.model_fields["trainer"].default = trainer

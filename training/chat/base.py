@@ -1,5 +1,5 @@
 """Conversations as token ids: `<|user|>{prompt}<|end|><|assistant|>{response}<|end|>`, and so on in turns, or by the
-chat template that a model brings along (training/chat/template.py).
+chat template that a model brings along (training/chat/model_template.py).
 
 Text is encoded with special tokens split, so a prompt that spells out `<|end|>` cannot end its turn. For all other
 text the ids equal those of the tokenizer's chat template.
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from corpus.model_folders.pretrained import load_pretrained_tokenizer
-from corpus.tokens.chat_format import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER, check_values
+from corpus.tokens.chat_template import ASSISTANT, CHAT_TEMPLATE, EARLIER_TEMPLATES, END, USER, check_values
 from infra.errors import StageError, stage_error
 from infra.io.bounded import file_lines
 from infra.io.json import BadJson, parse_json, read_json
@@ -288,7 +288,7 @@ def chat_of(
     check_values(tokenizer, values or {}, f"{where}.chat_template_kwargs".removeprefix("."))
     if not tokenizer.chat_template or tokenizer.chat_template in (CHAT_TEMPLATE, *EARLIER_TEMPLATES):
         return Chat(tokenizer)
-    from training.chat.template import TemplateChat  # it builds on this module
+    from training.chat.model_template import TemplateChat  # it builds on this module
 
     ends: Any = None
     if folder is not None and (path := folder / "generation_config.json").is_file():

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from corpus.model_folders.inputs import name_model_inputs
 from corpus.model_folders.licence import carry_licence
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from corpus.tokens.trained import FILE as TRAINED
 from training.core import ranks
 from training.distributed.parallel import whole_weights

@@ -3,6 +3,7 @@
 from training.config.alignment import (
     AsyncConfig,
     ChatTrainerConfig,
+    DistillConfig,
     LoraConfig,
     PreferenceTuningConfig,
     RewardModelConfig,
@@ -10,7 +11,6 @@ from training.config.alignment import (
     SftConfig,
 )
 from training.config.averaging import AverageConfig
-from training.config.distillation import DistillConfig
 from training.config.mixture import MixtureConfig, MixturePhase, MixtureWeights, phase_problem
 from training.config.model import ModelConfig
 from training.config.pretrain import BaseModelConfig, BatchWarmup, PretrainConfig

@@ -90,7 +90,7 @@ DEVICES = _of(
         {"fp32": 67e12, "tf32": 495e12, "fp16": 989e12, "bf16": 989e12, "fp8": 1979e12},
         141, 4.8e12, 450e9, 50e9, 8, 700, (2.5, 10.6), 32_000, 0.70,
         "NVIDIA H200 data sheet (2024); rent: 2.5 (marketplaces, 2025), AWS p5e 84.80 / 8; matmul: products of "
-        "benchmarks/bench_kernels.py reach 674 to 720 TFLOP/s",
+        "benchmarks/training/bench_kernels.py reach 674 to 720 TFLOP/s",
         "H200", (9, 0),
     ),
     Device(

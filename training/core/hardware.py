@@ -15,7 +15,7 @@ import torch
 
 from infra.errors import StageError, stage_error
 from infra.launch.config import LaunchConfig
-from infra.launch.gpus import DriverAnswer, ask_driver, describe, gpu_problems, has_gpu
+from infra.launch.devices.gpus import DriverAnswer, ask_driver, describe, gpu_problems, has_gpu
 from training.core import ranks
 from training.core.devices import peak_of
 from training.core.links import try_links

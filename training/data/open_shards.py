@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.tokens.chat_format import END_OF_TEXT
+from corpus.tokens.chat_template import END_OF_TEXT
 from infra.errors import stage_error
 from infra.run import Run
 from training.core import ranks

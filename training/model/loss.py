@@ -18,7 +18,7 @@ from training.core.train_state import TokenCount
 IGNORE = -100
 _LEAST_CHUNK, _CHUNK_LOGITS, _CHUNK_LOGITS_OF_GPU = 1024, 2**23, 2**27
 """Minimum number of positions per chunk, and maximum number of logits per chunk if it has more positions: 32 MB in
-fp32, and 0.5 GB on a GPU, which is slow on small chunks (benchmarks/bench_kernels.py)."""
+fp32, and 0.5 GB on a GPU, which is slow on small chunks (benchmarks/training/bench_kernels.py)."""
 _FP16_SCALE = 2.0**8
 """Factor of the gradient by the logits in fp16, whose entries are probabilities: those of a large vocabulary would lose
 bits below 6e-5. It is taken out again in fp32."""

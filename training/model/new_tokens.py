@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from corpus.tokens.chat_format import ASSISTANT, END, USER
+from corpus.tokens.chat_template import ASSISTANT, END, USER
 
 CHAT_TOKENS = (USER, ASSISTANT, END)
 _KEY = "untrained_tokens"

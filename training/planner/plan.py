@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from infra.errors import ConfigError, Problem
-from infra.launch.gpus import compiles_for, installed_cuda, needed_cuda
+from infra.launch.devices.gpus import compiles_for, installed_cuda, needed_cuda
 from training.config.recipes import RECIPES
 from training.core.devices import Device, find_device
 from training.planner.architecture import Architecture, of_parameters, of_preset

@@ -74,7 +74,7 @@ def fall_from_best(seen: list[Round] | NDArray[np.float64], rounds: int) -> tupl
     number of looks. There is no correction for taking the best of k - 1 earlier stretches: the best is the same for
     many looks, so that late looks use little of their share. In simulated runs of 500 rounds, with windows of 5 and 20,
     noise of up to twice the reported error and correlations of up to 0.6, the rate stays below FALSE_STOPS
-    (benchmarks/bench_divergence.py).
+    (benchmarks/training/bench_divergence.py).
 
     Args:
         seen: (rounds, 3), as of Round.

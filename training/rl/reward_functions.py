@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from infra.errors import stage_error
-from training.config.functions import FIX
+from training.config.alignment.functions import FIX
 
 RewardFunction = Callable[[Sequence[str], Sequence[str], Sequence[str]], Iterable[float | None]]
 """(prompts, answers, responses of the instructions file, "" where there is none) → a reward for each answer, None where

@@ -23,7 +23,7 @@ from corpus.generation.endpoint import Endpoint, Failure, Request
 from infra.errors import stage_error
 from infra.run import Run
 from training.chat.base import Chat
-from training.config.rubrics import JUDGE, RubricConfig
+from training.config.alignment.rubrics import JUDGE, RubricConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.core.measuring import measuring

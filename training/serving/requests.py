@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from transformers import PreTrainedTokenizerBase
 
-from corpus.tokens.chat_format import check_values
+from corpus.tokens.chat_template import check_values
 from infra.errors import StageError
 from infra.io.json import BadJson, parse_json
 from training.chat.channels import channel_marks

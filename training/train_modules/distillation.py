@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from training.config.distillation import DistillConfig
+from training.config.alignment.distillation import DistillConfig
 from training.core.train_state import Trainable
 from training.model.loss import IGNORE, chunk_size
 from training.train_modules.language_model import LanguageModel

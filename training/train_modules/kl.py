@@ -5,12 +5,26 @@ Shapes: B answers, T answer tokens, V vocabulary.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
 def kl_k1(logprobs: Tensor, reference: Tensor) -> Tensor:
     """log π/π_ref of sampled tokens: an unbiased estimate of the KL divergence (Schulman 2020)."""
     return logprobs - reference
+
+
+def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Return π_ref/π − log π_ref/π − 1 of sampled tokens, in nats.
+
+    It is an unbiased estimate of the KL divergence that is never negative (Schulman 2020; DeepSeekMath, equation 4).
+
+    Args:
+        logprobs: of the policy that sampled them (B, T), in nats.
+        reference: of the reference model (B, T), in nats.
+    """
+    difference = reference - logprobs
+    return torch.exp(difference) - difference - 1
 
 
 def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from evaluation.pages.parts import Figure, KeyFigure, Opening, Table
-from evaluation.pages.report.alignment_sections import alignment, preference_tuning
-from evaluation.pages.report.answer_sections import answers
-from evaluation.pages.report.training_sections import pretraining, tuning
+from evaluation.pages.report.benchmarks.answer_sections import answers
+from evaluation.pages.report.training.alignment_sections import alignment, preference_tuning
+from evaluation.pages.report.training.training_sections import pretraining, tuning
 from evaluation.pages.summary import frank_verdict, results_table, what_was_built
 from evaluation.pages.verdicts import Claim
 from evaluation.pages.words import fixed, interval_of, percent, signed

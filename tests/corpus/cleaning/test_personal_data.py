@@ -8,7 +8,7 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.measure_personal_data import addresses
+from benchmarks.corpus.measure_personal_data import addresses
 from corpus.clean import clean
 from corpus.cleaning.config import CleanConfig
 from corpus.cleaning.people.personal_data import KINDS, find_personal_data
@@ -77,7 +77,7 @@ def test_what_only_looks_like_it_stays(text):
 
 
 def test_versions_sections_and_object_identifiers_are_no_addresses():
-    """Precision and recall on the labelled lines, see benchmarks/measure_personal_data.py."""
+    """Precision and recall on the labelled lines, see benchmarks/corpus/measure_personal_data.py."""
     counts = addresses()
     assert counts["missed"] == 0
     assert counts["wrong"] <= 0.1 * counts["true"]

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.planted import all_pairs, ngrams_of, planted, real_texts, words_of
-from corpus.dedupe.config import DedupeConfig, choose_bands
+from benchmarks.corpus.planted import all_pairs, ngrams_of, planted, real_texts, words_of
+from corpus.dedupe.bands import choose_bands
+from corpus.dedupe.config import DedupeConfig
 from corpus.dedupe.stage import dedupe
 from corpus.documents.marks import hash_marked_words, mark_tables
 from corpus.documents.parts import DocumentWriter, link_parts, make_document, read_documents

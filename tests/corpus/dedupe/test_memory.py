@@ -1,4 +1,4 @@
-"""Memory does not grow with the corpus: a small form of benchmarks/bench_corpus_memory.py."""
+"""Memory does not grow with the corpus: a small form of benchmarks/corpus/bench_memory.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, environment
 from tests.support.pipelines import SENTENCES
+from tests.support.programs.command import REPOSITORY, environment
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ from corpus.config import IngestConfig
 from corpus.{stage} import {stage}
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.memory import own_peak_mb
+from tests.support.programs.memory import own_peak_mb
 source, out = map(Path, sys.argv[1:])
 out.mkdir()
 {stage}({config}, {inputs}, out, Run(out.with_suffix(".work"), LaunchConfig(workers=1)))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planted import real_texts
+from benchmarks.corpus.planted import real_texts
 from corpus.dedupe import substrings
 from corpus.dedupe.config import DedupeConfig, Substrings
 from corpus.dedupe.stage import dedupe

@@ -30,9 +30,9 @@ from flows.config.read import parse
 from infra.errors import Cancelled, StageError
 from infra.fingerprint import fingerprint
 from infra.run import Result, Run
-from tests.support.command import REPOSITORY, environment
-from tests.support.endpoint import Reply, completion, endpoint
-from tests.support.processes import wait_until
+from tests.support.programs.command import REPOSITORY, environment
+from tests.support.programs.processes import wait_until
+from tests.support.services.endpoint import Reply, completion, endpoint
 
 
 def given(folder: Path, documents: int = 12, source: str = "books") -> Path:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from corpus.cleaning.people.toxicity import ProfanityScorer
+from corpus.cleaning.people.toxicity_scorers import ProfanityScorer
 from corpus.config import InstructionsConfig, PreferencesConfig
 from corpus.demo.comments import comment_documents
 from corpus.demo.config import CommentDocuments

@@ -32,7 +32,7 @@ from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.corpus.dedupe.crash import crash_after_reading
 from tests.corpus.readers.test_formats import GOOD, SAMPLES, arrow, config, page, pages, parquet, warc
-from tests.support.command import REPOSITORY, environment
+from tests.support.programs.command import REPOSITORY, environment
 
 
 def among_good(*bad: bytes) -> bytes:
@@ -306,7 +306,7 @@ from infra.run import Run
 from corpus.readers.formats import table_process
 from corpus.readers.formats.json_lines import read_records
 from corpus.readers.record import Record
-from tests.support.memory import own_peak_mb
+from tests.support.programs.memory import own_peak_mb
 read, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 out.mkdir()
 ingest(IngestConfig(read=read, max_quarantine_share=1), {}, out, Run(out.with_suffix(".work"), LaunchConfig(workers=1)))

@@ -13,7 +13,7 @@ from corpus.config import IngestConfig
 from corpus.documents.parts import read_documents
 from corpus.ingest import ingest
 from infra.errors import StageError
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 TEXTS = {split: [f"{split} text {number}" for number in range(30)] for split in ("train", "test")}
 

@@ -20,8 +20,8 @@ from infra.errors import StageError
 from infra.io import s3
 from infra.io.hashing import HashBook
 from infra.io.sources import expand, open_place
-from tests.support.command import write_config
-from tests.support.object_store import bucket, cut_off, silent, unavailable
+from tests.support.programs.command import write_config
+from tests.support.services.object_store import bucket, cut_off, silent, unavailable
 
 TEXTS = [f"Letter {number}, in which the river is described once more." for number in range(50)]
 

@@ -38,7 +38,7 @@ from corpus.shard import shard
 from infra.errors import ConfigError, StageError
 from tasks.building.payloads import check_payload
 from tests.corpus.conftest import build_stage
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 COLUMNS = ("id", "text", "source", "group", "metadata")
 

@@ -15,11 +15,11 @@ from corpus.config import IngestConfig, TokenizerConfig
 from corpus.documents.parts import DocumentWriter, is_heldout, read_documents
 from corpus.ingest import ingest
 from corpus.tokenizer import tokenizer
-from corpus.tokens.chat_format import SPECIAL_TOKENS
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from corpus.tokens.encode import TableEncoder, encoder_of, load_tokenizer
 from infra.errors import StageError
 from tests.corpus.conftest import build_stage
-from tests.support.command import REPOSITORY, environment
+from tests.support.programs.command import REPOSITORY, environment
 
 EVERY_ASCII_TWICE = "".join(f"{chr(point)}{chr(point)} {chr(point)}" for point in range(128))
 TEXTS = [

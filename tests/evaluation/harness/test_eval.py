@@ -17,8 +17,8 @@ from infra.errors import ConfigError, StageError
 from infra.run import Run
 from tests.evaluation.questions import ARC, write_rows
 from tests.support.chat_templates import tokenizer_in
-from tests.support.command import REPOSITORY, environment, stemma
 from tests.support.open_models import save_model
+from tests.support.programs.command import REPOSITORY, environment, stemma
 
 DATA = REPOSITORY.parent / "shared" / "data"
 PUBLISHED = {

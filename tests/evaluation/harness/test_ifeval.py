@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 DATA = REPOSITORY.parent / "shared" / "data" / "ifeval"
 GPT_4 = "input_response_data_gpt4_20231107_145030.jsonl"

@@ -20,7 +20,7 @@ from evaluation.config import ReportConfig
 from evaluation.pages.charts import IntervalRow, Mark, interval_plot, line_chart, smoothed, thinned, ticks
 from evaluation.pages.charts import Line as PlotLine
 from evaluation.pages.lineage import Edge, edges_of, layers_of, lineage_picture, ordered_layers
-from evaluation.pages.report.answer_sections import answers_over_training
+from evaluation.pages.report.benchmarks.answer_sections import answers_over_training
 from evaluation.pages.verdicts import claims
 from evaluation.pages.words import p_value, percent, seconds, signed
 from evaluation.report import render, report

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.config import RegisterConfig
-from evaluation.pages.report.training_sections import pretraining
+from evaluation.pages.report.training.training_sections import pretraining
 from evaluation.pages.summary import frank_verdict, results_table, text_sources, what_was_built
 from evaluation.release.card import model_card
 from evaluation.results.artifacts import read_artifacts

@@ -27,9 +27,9 @@ from evaluation.safety.bias.metrics import bias_score, corrected, paired_gap, st
 from infra.errors import StageError
 from infra.run import Run
 from tests.support.chat_templates import tokenizer_in
-from tests.support.command import REPOSITORY
 from tests.support.open_models import save_model
 from tests.support.pipelines import BIAS_ROWS, bias_sets
+from tests.support.programs.command import REPOSITORY
 
 DATA = REPOSITORY.parent / "shared" / "data"
 published = pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}")

@@ -13,13 +13,13 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.logits_process import SequenceBiasLogitsProcessor
 
+from corpus.cleaning.people.toxicity_scorers import LexiconScorer
 from evaluation.benchmarks import benchmarks
 from evaluation.config import BenchmarksConfig, ReportConfig
 from evaluation.config.mitigations import MitigationsConfig
 from evaluation.generation.word_bias import bias_of, biased, scoring_with
 from evaluation.mitigations import mitigations
 from evaluation.report import render
-from evaluation.safety.toxicity_scorers import LexiconScorer
 from infra.errors import Cancelled, StageError
 from infra.run import Run
 from tests.flows.runs.test_steps import problems_of
@@ -138,7 +138,7 @@ def test_a_table_that_broke_off_goes_on_from_what_it_kept(
     model_dir: Path, new_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What chooses fails at its second group of prompts, then the run is cancelled; in the end the unbroken bytes."""
-    monkeypatch.setattr("evaluation.safety.toxicity_scorers.SCORED_AT_ONCE", 4)
+    monkeypatch.setattr("evaluation.safety.scorer_quality.SCORED_AT_ONCE", 4)
     (tmp_path / "words.txt").write_text("\n".join(LETTERS))
     (tmp_path / "prompts.txt").write_text("Return the list\nThe file is\n")
     lexicon = {"kind": "lexicon", "path": str(tmp_path / "words.txt")}

@@ -110,7 +110,7 @@ def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
     model_dir: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scorer that fails once, then a cancellation behind the pairs of sentences; in the end the unbroken bytes."""
-    from evaluation.safety.toxicity_scorers import LexiconScorer
+    from corpus.cleaning.people.toxicity_scorers import LexiconScorer
 
     (tmp_path / "words.txt").write_text("e\nfile\n")
     scorers = [{"kind": "svm"}, {"kind": "lexicon", "path": str(tmp_path / "words.txt")}]

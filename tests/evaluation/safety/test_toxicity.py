@@ -25,7 +25,7 @@ class Loud:
 
 class TestToxicity:
     def test_the_classifier_gives_its_known_scores(self) -> None:
-        from corpus.cleaning.people.toxicity import ProfanityScorer
+        from corpus.cleaning.people.toxicity_scorers import ProfanityScorer
 
         scores = ProfanityScorer()(["you fucking idiot", "Return the list of names.", "those people should not vote"])
         assert scores[0] > 0.99 and scores[1] < 0.1

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from evaluation.config import LabelledSet, SafetyConfig, ToxicityScorer
+from evaluation.safety.scorer_quality import make_scorer, read_labelled, scorer_quality
 from evaluation.safety.stage import safety
-from evaluation.safety.toxicity_scorers import make_scorer, read_labelled, scorer_quality
 from infra.errors import StageError
 from infra.run import Run
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 DATA = REPOSITORY.parent / "shared" / "data"
 

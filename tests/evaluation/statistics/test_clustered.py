@@ -130,7 +130,7 @@ def test_numbers_of_clusters_may_have_gaps_and_come_in_any_order() -> None:
 @pytest.mark.parametrize(("prompts", "unequal"), [(40, False), (10, False), (40, True)])
 def test_intervals_and_tests_of_rankings_hold_their_level(prompts: int, unequal: bool) -> None:
     """A policy unrelated to the rankings of seven answers, all 21 pairs of which are measured; unequal: of two to seven
-    answers. As independent pairs they alarm in 12 % and more (`benchmarks/bench_intervals.py`)."""
+    answers. As independent pairs they alarm in 12 % and more (`benchmarks/evaluation/bench_intervals.py`)."""
     random = np.random.default_rng(20261127)
     missed, runs = np.zeros(4), 400
     for _ in range(runs):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.evaluation.conftest import make_model
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 LONG = "word " * 200
 """More than the 128 tokens of the model."""

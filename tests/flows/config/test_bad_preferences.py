@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 Run = Callable[..., Answer]
 

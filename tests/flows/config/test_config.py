@@ -16,7 +16,7 @@ from corpus.config import IngestConfig
 from flows.config.read import dump, load, parse, set_value
 from flows.config.schema import schema
 from infra.errors import ConfigError
-from tests.support.command import REPOSITORY, Answer, write_config
+from tests.support.programs.command import REPOSITORY, Answer, write_config
 
 LAUGHS = "a: &a [x]\n" + "".join(f"{y}: &{y} [{f'*{x},' * 20}]\n" for x, y in zip("abcdefg", "bcdefgh", strict=True))
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))

@@ -31,7 +31,7 @@ from infra.config import Config, normal_default
 from infra.fingerprint import canonical, canonical_json, same
 from infra.io.yaml import read_plain
 from infra.launch.config import LaunchConfig
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 from training.config import ModelConfig, PretrainConfig, ScheduleConfig
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))

@@ -22,7 +22,7 @@ from infra.errors import ConfigError
 from infra.io.sources import expand
 from infra.store.store import Store
 from tasks.building.explain import identity_of
-from tests.support.command import REPOSITORY, write_config
+from tests.support.programs.command import REPOSITORY, write_config
 
 TRAINED: dict[str, Any] = {
     "name": "base",

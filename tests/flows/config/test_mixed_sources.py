@@ -13,8 +13,8 @@ import yaml
 
 from flows.config.read import parse
 from infra.errors import ConfigError
-from tests.support.command import REPOSITORY, Answer, write_config
 from tests.support.pipelines import SENTENCES
+from tests.support.programs.command import REPOSITORY, Answer, write_config
 
 Run = Callable[..., Answer]
 

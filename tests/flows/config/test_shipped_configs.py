@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, Answer
+from tests.support.programs.command import REPOSITORY, Answer
 
 SHORT = {
     # 1 MB of docstrings in place of 4 GB of one's own text.

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from cli.commands import stemma
-from tests.support.command import REPOSITORY, Answer
 from tests.support.open_models import save_model, tokenizer_of
+from tests.support.programs.command import REPOSITORY, Answer
 
 STARTERS = {
     "lora": ["sft.duration=2 batches", "sft.global_batch_examples=8", "sft.max_length=128", "sft.answers_limit=4"],

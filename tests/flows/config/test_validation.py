@@ -10,8 +10,8 @@ from typing import Any
 
 from flows.prefect.execution import TOLD_AT_ONCE
 from infra.run import read_journal
-from tests.support.command import Answer, write_config
 from tests.support.pipelines import data_config
+from tests.support.programs.command import Answer, write_config
 
 Run = Callable[..., Answer]
 

@@ -14,8 +14,8 @@ from flows.config.read import load
 from flows.drill import invariants
 from flows.drill.kinds import KINDS, draw, not_possible
 from infra.store.store import Store
-from tests.support.command import REPOSITORY, stemma, write_config
 from tests.support.pipelines import short_config
+from tests.support.programs.command import REPOSITORY, stemma, write_config
 
 KILLS = ("kill-orchestrator", "kill-stage")
 

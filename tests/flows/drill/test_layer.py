@@ -15,7 +15,7 @@ from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
 from flows.drill.power import lose_power, notes_of
 from tasks.processes import exits
 from tasks.processes.exits import NO_ROOM
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

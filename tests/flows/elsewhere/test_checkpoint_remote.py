@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.command import finish, start, stemma, write_config
-from tests.support.object_store import bucket as make_bucket
-from tests.support.object_store import cut_off, unavailable
 from tests.support.pipelines import data_config
-from tests.support.processes import gone, running_stage, wait_until
+from tests.support.programs.command import finish, start, stemma, write_config
+from tests.support.programs.processes import gone, running_stage, wait_until
+from tests.support.services.object_store import bucket as make_bucket
+from tests.support.services.object_store import cut_off, unavailable
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import environment, finish, start, write_config
-from tests.support.namespaces import Network, network
 from tests.support.pipelines import trained_config
-from tests.support.processes import wait_until
+from tests.support.programs.command import environment, finish, start, write_config
+from tests.support.programs.processes import wait_until
+from tests.support.services.namespaces import Network, network
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

@@ -33,12 +33,12 @@ from infra.errors import ConfigError
 from infra.launch.kube import runs as kube_runs
 from infra.servers.http import answers
 from infra.servers.ports import any_free_port
-from tests.support.command import REPOSITORY, Answer, environment, stemma, write_config
-from tests.support.elsewhere import run_module
-from tests.support.kubernetes_api import NAMESPACE
-from tests.support.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
+from tests.support.kubernetes.api import NAMESPACE
+from tests.support.kubernetes.cluster import KubernetesCluster, kubernetes_cluster
 from tests.support.pipelines import data_config, short_config, trained_config
-from tests.support.processes import COLD, gone, running, running_stage, wait_until
+from tests.support.programs.command import REPOSITORY, Answer, environment, stemma, write_config
+from tests.support.programs.elsewhere import run_module
+from tests.support.programs.processes import COLD, gone, running, running_stage, wait_until
 
 AUTH = "operator:a-password-for-tests"
 MANIFESTS = REPOSITORY / "infra" / "kubernetes"

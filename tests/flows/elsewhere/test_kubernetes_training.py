@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import finish, start, stemma, write_config
-from tests.support.kubernetes_cluster import kubernetes_cluster
+from tests.support.kubernetes.cluster import kubernetes_cluster
 from tests.support.pipelines import trained_config
-from tests.support.processes import wait_until
+from tests.support.programs.command import finish, start, stemma, write_config
+from tests.support.programs.processes import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

@@ -17,11 +17,11 @@ import psycopg2
 import pytest
 
 from infra.leases.table import HEARTBEAT_S
-from tests.support.command import environment, finish, start, stemma, write_config
-from tests.support.namespaces import network
 from tests.support.pipelines import short_config
-from tests.support.postgres import PASSWORD, postgres
-from tests.support.processes import COLD, gone, running_stage, wait_until
+from tests.support.programs.command import environment, finish, start, stemma, write_config
+from tests.support.programs.processes import COLD, gone, running_stage, wait_until
+from tests.support.services.namespaces import network
+from tests.support.services.postgres import PASSWORD, postgres
 
 pytestmark = pytest.mark.cluster
 URL = "STEMMA_DATABASE_URL"

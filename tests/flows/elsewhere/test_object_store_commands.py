@@ -20,12 +20,12 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
 from infra.servers.ports import any_free_port
 from tests.flows.schedules.test_feedback_round import aligned, client, lines  # noqa: F401
-from tests.support.command import Answer, execute, finish, start, stemma, typed, write_config
 from tests.support.lab import ROOT, Lab, opened_lab, publish
-from tests.support.object_store import failing_proxy
 from tests.support.pipelines import full_config, short_config, trained_config
-from tests.support.postgres import postgres
-from tests.support.processes import wait_until
+from tests.support.programs.command import Answer, execute, finish, start, stemma, typed, write_config
+from tests.support.programs.processes import wait_until
+from tests.support.services.object_store import failing_proxy
+from tests.support.services.postgres import postgres
 
 pytestmark = pytest.mark.cluster
 RATE = "pretrain.optimizer.learning_rate"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Answer, finish, stemma, write_config
 from tests.support.lab import ROOT, Lab, opened_lab
 from tests.support.pipelines import short_config, trained_config
-from tests.support.postgres import postgres
-from tests.support.processes import wait_until
+from tests.support.programs.command import Answer, finish, stemma, write_config
+from tests.support.programs.processes import wait_until
+from tests.support.services.postgres import postgres
 
 pytestmark = pytest.mark.cluster
 STAGES = {"ingest", "clean", "tokenizer"}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.evaluation.conftest import make_model
-from tests.support.command import REPOSITORY, finish, start, stemma, write_config
 from tests.support.pipelines import trained_config
-from tests.support.processes import wait_until
-from tests.support.ray_cluster import RayCluster, launch_on, ray_cluster
+from tests.support.programs.command import REPOSITORY, finish, start, stemma, write_config
+from tests.support.programs.processes import wait_until
+from tests.support.services.ray_cluster import RayCluster, launch_on, ray_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

@@ -12,12 +12,12 @@ import pytest
 
 from infra.launch.config import LaunchConfig
 from infra.launch.sky import managed_job
-from tests.support.command import stemma, write_config
 from tests.support.lab import ROOT, Lab, opened_lab
-from tests.support.managed_job import ManagedJob
 from tests.support.pipelines import trained_config
-from tests.support.postgres import postgres
-from tests.support.processes import COLD, wait_until
+from tests.support.programs.command import stemma, write_config
+from tests.support.programs.processes import COLD, wait_until
+from tests.support.services.managed_job import ManagedJob
+from tests.support.services.postgres import postgres
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import environment, finish, start, stemma, write_config
 from tests.support.pipelines import trained_config
-from tests.support.processes import progress_of, wait_until
-from tests.support.slurm import slurm
+from tests.support.programs.command import environment, finish, start, stemma, write_config
+from tests.support.programs.processes import progress_of, wait_until
+from tests.support.services.slurm import slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

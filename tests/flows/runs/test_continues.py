@@ -14,7 +14,7 @@ from flows.config.read import dump, parse
 from flows.planning.branches import branch_notes
 from flows.planning.plan import PlannedStage
 from infra.errors import ConfigError
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 Run = Callable[..., Answer]
 

@@ -30,8 +30,8 @@ from infra.servers.prefect.callers import OwnCallersOnly
 from infra.servers.settings import Settings
 from infra.store.manifest import File, Manifest, SourceRecord
 from infra.store.store import Store
-from tests.support.command import write_config
 from tests.support.pipelines import full_config
+from tests.support.programs.command import write_config
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script>"
 PORT = 4100

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.evaluation.conftest import make_model
-from tests.support.command import Answer, write_config
+from tests.support.programs.command import Answer, write_config
 
 SETTINGS: dict[str, Any] = {
     "duration": "8 batches",

@@ -22,9 +22,9 @@ from flows.runs.journal import RunJournal, StageRow
 from flows.runs.ledger import read_ledger, total, write_ledger
 from infra.ledger.record import TIMES, TimeRecord
 from tests.infra.ledger.fake_time import FakeTime
-from tests.support.command import Command, finish, start, stemma, write_config
 from tests.support.pipelines import data_config, trained_config
-from tests.support.processes import progress_of, running_stage, wait_until
+from tests.support.programs.command import Command, finish, start, stemma, write_config
+from tests.support.programs.processes import progress_of, running_stage, wait_until
 
 BATCHES = 800
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import environment, stemma
-from tests.support.postgres import postgres
+from tests.support.programs.command import environment, stemma
+from tests.support.services.postgres import postgres
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -20,10 +20,10 @@ from flows.planning.needs import check_hardware, refuse, refuse_run, stage_needs
 from flows.planning.plan import plan
 from infra.errors import ConfigError
 from infra.launch.config import LaunchConfig
-from infra.launch.gpus import DriverAnswer, Gpu, TorchAnswer
+from infra.launch.devices.gpus import DriverAnswer, Gpu, TorchAnswer
 from infra.store.store import Store
 from tests.evaluation.conftest import make_model
-from tests.support.command import Answer, stemma, write_config
+from tests.support.programs.command import Answer, stemma, write_config
 from training.config import LoraConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.core.devices import DEVICES
 from training.planner.architecture import of_preset

@@ -14,8 +14,8 @@ from cli.commands import stemma
 from flows.config.graph import graph
 from flows.config.read import load
 from infra.store.store import Store
-from tests.support.command import write_config
 from tests.support.pipelines import full_config
+from tests.support.programs.command import write_config
 from training.planner.hardware import here
 
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from evaluation.config import FAILURE_CLASSES
 from infra.run import Run as Session
-from tests.support.command import Answer
 from tests.support.pipelines import bias_sets, full_config
+from tests.support.programs.command import Answer
 
 Run = Callable[..., Answer]
 MODELS = ("pretrain", "sft", "rlhf")

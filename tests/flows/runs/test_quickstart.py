@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, Answer
+from tests.support.programs.command import REPOSITORY, Answer
 
 
 @pytest.mark.long

@@ -20,9 +20,9 @@ from corpus.documents.parts import read_documents
 from infra.leases.table import LEASE_S
 from infra.store.manifest import Manifest
 from tasks.stages import STAGES as DECLARED
-from tests.support.command import Answer, start, stemma, write_config
-from tests.support.command import finish as finish_command
 from tests.support.pipelines import short_config
+from tests.support.programs.command import Answer, start, stemma, write_config
+from tests.support.programs.command import finish as finish_command
 
 Run = Callable[..., Answer]
 STAGES = {"ingest", "validate", "clean", "tokenizer"}

@@ -14,7 +14,7 @@ from flows.config.graph import Selection, graph
 from flows.config.read import dump, parse
 from infra.errors import ConfigError
 from tasks.stages import STAGES
-from tests.support.command import REPOSITORY, Answer, stemma, write_config
+from tests.support.programs.command import REPOSITORY, Answer, stemma, write_config
 from training.config import TrainerConfig
 
 Run = Callable[..., Answer]

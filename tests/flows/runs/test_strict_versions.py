@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from flows.config.graph import graph
 from flows.config.read import parse
 from infra.store.manifest import SourceRecord
@@ -21,7 +21,7 @@ from tasks.building.explain import find, identity_of
 from tasks.stage import Node
 from tests.infra.store.pin import SAMPLE
 from tests.support.artifacts import make_artifact
-from tests.support.command import Answer
+from tests.support.programs.command import Answer
 
 Run = Callable[..., Answer]
 HERE = metadata.version("tokenizers")

@@ -22,7 +22,7 @@ from flows.runs.verdict import verdict
 from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageError, StemmaError
 from tasks.processes.failures import failure_of
 from tests.flows.runs.test_rerun import STAGES
-from tests.support.command import Answer
+from tests.support.programs.command import Answer
 
 Run = Callable[..., Answer]
 NAMES = "abcdef"

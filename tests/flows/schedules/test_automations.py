@@ -13,11 +13,11 @@ import pytest
 
 from flows.runs.journal import latest
 from infra.servers.http import post
-from tests.support.command import environment, start, stemma, write_config
 from tests.support.pipelines import DOCSTRING_RULES, data_config, short_config
-from tests.support.prefect_page import tables
-from tests.support.processes import COLD, running_stage, wait_until
-from tests.support.receivers import webhook
+from tests.support.programs.command import environment, start, stemma, write_config
+from tests.support.programs.processes import COLD, running_stage, wait_until
+from tests.support.services.prefect_page import tables
+from tests.support.services.receivers import webhook
 
 pytestmark = pytest.mark.cluster
 

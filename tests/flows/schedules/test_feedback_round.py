@@ -11,8 +11,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.support.command import Answer, execute, stemma, write_config
 from tests.support.pipelines import full_config
+from tests.support.programs.command import Answer, execute, stemma, write_config
 
 pytestmark = pytest.mark.cluster
 Ask = Callable[..., Answer]

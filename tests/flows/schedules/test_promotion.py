@@ -21,7 +21,7 @@ from infra.store.manifest import File, Manifest
 from infra.store.promotions import Promotions
 from infra.store.store import Store
 from tests.evaluation.pipeline import write_pipeline
-from tests.support.command import environment, stemma
+from tests.support.programs.command import environment, stemma
 
 REASON = {"code": "gate_refused", "path": "register.gates.0", "message": "a.b is 1, expected at most 0", "fix": ""}
 

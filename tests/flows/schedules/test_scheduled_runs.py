@@ -38,10 +38,19 @@ from infra.errors import ConfigError
 from infra.process.lifetime import signal_group
 from infra.servers.ports import any_free_port
 from infra.servers.state import recorded
-from tests.support.command import REPOSITORY, Answer, environment, finish, start, start_new, stemma, write_config
 from tests.support.pipelines import data_config
-from tests.support.processes import COLD, running_stage, wait_until
-from tests.support.receivers import mail_server, webhook
+from tests.support.programs.command import (
+    REPOSITORY,
+    Answer,
+    environment,
+    finish,
+    start,
+    start_new,
+    stemma,
+    write_config,
+)
+from tests.support.programs.processes import COLD, running_stage, wait_until
+from tests.support.services.receivers import mail_server, webhook
 
 
 @pytest.mark.parametrize(

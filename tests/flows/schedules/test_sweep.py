@@ -27,9 +27,9 @@ from flows.sweeps.sampling import Drawn, chooser
 from flows.sweeps.space import Choices, Range, read_ablation, read_space
 from infra.errors import ConfigError
 from tests.infra.lineage.relay_process import RelayProcess
-from tests.support.command import start, stemma, write_config
 from tests.support.pipelines import data_config
-from tests.support.processes import wait_until
+from tests.support.programs.command import start, stemma, write_config
+from tests.support.programs.processes import wait_until
 from training.planner.laws.scaling_laws import find_law
 
 RATE = "pretrain.optimizer.learning_rate"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 # "Batches" of 0.1 s, each of which waits for the other rank as an all-reduce does, and is written down as a checkpoint.
 RANK = """

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 _RANK = """
 import os, sys, time

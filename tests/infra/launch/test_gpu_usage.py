@@ -12,10 +12,10 @@ from types import ModuleType
 
 import pytest
 
-from infra.launch import gpu_usage
 from infra.launch.config import LaunchConfig
-from infra.launch.gpu_usage import open_reader, sampled, visible
-from infra.launch.gpus import has_gpu
+from infra.launch.devices import gpu_usage
+from infra.launch.devices.gpu_usage import open_reader, sampled, visible
+from infra.launch.devices.gpus import has_gpu
 from infra.run import Run, open_journal, read_journal
 
 SMI = """#!/bin/sh

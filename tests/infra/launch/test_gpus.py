@@ -10,9 +10,17 @@ import pytest
 import torch
 
 from infra.errors import StageError
-from infra.launch import gpus
 from infra.launch.config import LaunchConfig
-from infra.launch.gpus import DriverAnswer, Gpu, TorchAnswer, ask_driver, gpu_problems, memory_problems, supports
+from infra.launch.devices import gpus
+from infra.launch.devices.gpus import (
+    DriverAnswer,
+    Gpu,
+    TorchAnswer,
+    ask_driver,
+    gpu_problems,
+    memory_problems,
+    supports,
+)
 from training.core.hardware import prepare
 from training.planner.plan import plan, request
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.support.namespaces import Network, network
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
+from tests.support.services.namespaces import Network, network
 
 pytestmark = pytest.mark.cluster
 ENDED = "[Ended(rank=0, code=0), Ended(rank=1, code=0)]"

@@ -27,10 +27,10 @@ from infra.launch.kube.pods import Pods
 from infra.launch.kube.trainjob import runtime, trainjob
 from infra.launch.machines import Over
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.support.command import REPOSITORY
-from tests.support.kubernetes_cluster import KubernetesCluster, kubernetes_cluster
-from tests.support.kubernetes_trainer import child_of, problem_of
-from tests.support.processes import wait_until
+from tests.support.kubernetes.cluster import KubernetesCluster, kubernetes_cluster
+from tests.support.kubernetes.trainer import child_of, problem_of
+from tests.support.programs.command import REPOSITORY
+from tests.support.programs.processes import wait_until
 
 SETTINGS: dict[str, Any] = {
     "cluster": "kubernetes",

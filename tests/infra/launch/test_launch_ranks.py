@@ -12,7 +12,7 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.launch.ranks import ClusterNode
 from tests.infra.launch.launcher import launch
-from tests.support.processes import gone, wait_until
+from tests.support.programs.processes import gone, wait_until
 
 
 def _pids(folder: Path) -> list[psutil.Process]:

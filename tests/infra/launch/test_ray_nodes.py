@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from infra.launch.config import LaunchConfig
 from infra.servers.ports import any_free_port
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.support.processes import wait_until
-from tests.support.ray_cluster import RayCluster, launch_on, ray_cluster
+from tests.support.programs.processes import wait_until
+from tests.support.services.ray_cluster import RayCluster, launch_on, ray_cluster
 
 ENDED = "[Ended(rank=0, code=0), Ended(rank=1, code=0)]"
 

@@ -12,8 +12,8 @@ import yaml
 
 from infra.launch.config import LaunchConfig
 from infra.launch.sky import managed_job
-from tests.support.command import REPOSITORY
-from tests.support.managed_job import problem_of
+from tests.support.programs.command import REPOSITORY
+from tests.support.services.managed_job import problem_of
 
 EVERYTHING: dict[str, Any] = {
     "infra": ["aws/us-east-1", "gcp", "k8s/lab"],

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from tests.infra.launch.cluster_launcher import on_cluster, rank_pids
-from tests.support.command import REPOSITORY
-from tests.support.processes import wait_until
-from tests.support.slurm import slurm
+from tests.support.programs.command import REPOSITORY
+from tests.support.programs.processes import wait_until
+from tests.support.services.slurm import slurm
 
 pytestmark = pytest.mark.cluster
 CLUSTER = {"cluster": "slurm", "grace_s": 5, "lost_s": 20}

@@ -34,7 +34,7 @@ from infra.servers.http import answers
 from infra.servers.ports import HOST, any_free_port
 from tests.conftest import built_once
 from tests.infra.lineage.relay_process import RelayProcess, make_store
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 
 BEGIN = 1_790_000_000.0
 DEADLINE_S = 120.0

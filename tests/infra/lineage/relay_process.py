@@ -13,9 +13,9 @@ from pathlib import Path
 from infra.lineage import migrations
 from infra.process.lifetime import die_with_parent
 from infra.servers.environment import server_environ
-from tests.support.command import REPOSITORY, session_folder
-from tests.support.forked import SessionServer
-from tests.support.forked_call import ForkedCall
+from tests.support.programs.command import REPOSITORY, session_folder
+from tests.support.programs.forked import SessionServer
+from tests.support.programs.forked_call import ForkedCall
 
 _IMPORTS = ["infra.lineage.relay", "infra.lineage.delivery", "mlflow.store.tracking.sqlalchemy_store"]
 

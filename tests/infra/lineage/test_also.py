@@ -18,8 +18,8 @@ from infra.lineage.also.copies import copy_problems
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay import Relay
 from tests.infra.lineage.conftest import BEGIN, Story
-from tests.support.command import write_config
 from tests.support.pipelines import data_config
+from tests.support.programs.command import write_config
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 

@@ -26,7 +26,7 @@ from infra.lineage.outbox import Outbox
 from infra.lineage.relay_lock import lineage_problem
 from infra.servers.environment import server_environ
 from tests.infra.lineage.relay_process import RelayProcess
-from tests.support.command import environment, typed
+from tests.support.programs.command import environment, typed
 
 pytestmark = pytest.mark.cluster
 

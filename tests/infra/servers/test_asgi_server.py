@@ -14,8 +14,8 @@ import pytest
 
 from infra.servers.asgi_server import BoundedBody, Server, TimedProtocol
 from infra.servers.prefect.callers import App, Receive, Scope, Send
-from tests.support.processes import wait_until
-from tests.support.raw_http import ask
+from tests.support.programs.processes import wait_until
+from tests.support.services.raw_http import ask
 
 MOST_BYTES = 100_000
 

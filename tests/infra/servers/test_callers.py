@@ -17,8 +17,8 @@ from infra.servers.ports import any_free_port
 from infra.servers.prefect.callers import Callers
 from infra.servers.settings import Settings
 from infra.servers.specs import server_spec
-from tests.support.processes import wait_until
-from tests.support.raw_http import Response, address_of, ask
+from tests.support.programs.processes import wait_until
+from tests.support.services.raw_http import Response, address_of, ask
 
 PORT = 4200
 SOCKET = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13",

@@ -17,8 +17,8 @@ import pytest
 
 from infra.servers.prefect import flow_runs
 from infra.servers.prefect.flow_runs import ENGINE, FlowRuns
-from tests.support.command import environment
-from tests.support.processes import gone
+from tests.support.programs.command import environment
+from tests.support.programs.processes import gone
 
 COMMAND = [sys.executable, "-m", ENGINE]
 

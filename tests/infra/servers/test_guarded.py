@@ -21,12 +21,12 @@ import pytest
 import websockets
 
 from infra.servers.ports import any_free_port
-from tests.support.command import environment, finish, start, start_new, stemma, write_config
 from tests.support.pipelines import data_config
-from tests.support.postgres import PASSWORD, postgres
-from tests.support.processes import wait_until
-from tests.support.reboot import after_a_reboot
-from tests.support.receivers import webhook
+from tests.support.programs.command import environment, finish, start, start_new, stemma, write_config
+from tests.support.programs.processes import wait_until
+from tests.support.programs.reboot import after_a_reboot
+from tests.support.services.postgres import PASSWORD, postgres
+from tests.support.services.receivers import webhook
 
 pytestmark = pytest.mark.cluster
 

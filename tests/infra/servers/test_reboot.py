@@ -8,8 +8,8 @@ import pytest
 
 from infra.servers import state
 from infra.servers.ports import any_free_port
-from tests.support.command import environment, stemma
-from tests.support.reboot import after_a_reboot
+from tests.support.programs.command import environment, stemma
+from tests.support.programs.reboot import after_a_reboot
 
 pytestmark = pytest.mark.cluster
 

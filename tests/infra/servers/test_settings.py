@@ -14,8 +14,8 @@ from infra.servers.ports import is_free
 from infra.servers.services import of_older_code
 from infra.servers.settings import Settings, chosen, settings_of
 from infra.servers.state import Service, make_servers_folder
-from tests.support.command import Answer, environment, stemma
-from tests.support.postgres import postgres
+from tests.support.programs.command import Answer, environment, stemma
+from tests.support.services.postgres import postgres
 
 GOOD = "ada:correct-horse-battery"
 URL = "postgresql://stemma:s%40fe-secret@db.example:5433/stemma"

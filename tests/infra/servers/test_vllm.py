@@ -17,7 +17,7 @@ from infra.errors import Cancelled, StageError
 from infra.launch.launchers import VllmConfig
 from infra.process.lifetime import started_at
 from infra.servers.vllm import Vllm, program_of, program_problem, vllm_command
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 
 SLEEPS = "import time\ntime.sleep(600)\n"
 # A server that says its socket is ready, and answers no question.

@@ -11,8 +11,8 @@ import pytest
 from infra.store.roots import root_folder
 from infra.store.store import Store
 from tests.support.artifacts import Make, make_artifact
-from tests.support.object_store import bucket as make_bucket
-from tests.support.postgres import postgres
+from tests.support.services.object_store import bucket as make_bucket
+from tests.support.services.postgres import postgres
 
 URL = "s3://models/lab"
 Host = Callable[[str], Store]

@@ -17,7 +17,7 @@ from infra.store.store import Store
 from tests.infra.store.conftest import Host
 from tests.support.artifacts import make_artifact
 from tests.support.leases import change_leases
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 
 ABOUT = {"pipeline": "chronicle", "host": "far", "since": "now"}
 FAR = "another machine"

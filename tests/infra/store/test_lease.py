@@ -22,9 +22,9 @@ from infra.leases.sqlite import SqliteTable
 from infra.leases.table import LEASE_S, Holder, LeaseTable
 from infra.process.lifetime import PARENT_FD
 from infra.servers.databases.database import Postgres
-from tests.support.command import REPOSITORY
 from tests.support.leases import change_leases
-from tests.support.processes import wait_until
+from tests.support.programs.command import REPOSITORY
+from tests.support.programs.processes import wait_until
 
 HOLD = """
 import json, sys

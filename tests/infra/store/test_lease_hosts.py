@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import environment
-from tests.support.namespaces import Network, network
-from tests.support.postgres import postgres
-from tests.support.processes import wait_until
+from tests.support.programs.command import environment
+from tests.support.programs.processes import wait_until
+from tests.support.services.namespaces import Network, network
+from tests.support.services.postgres import postgres
 
 pytestmark = pytest.mark.cluster
 

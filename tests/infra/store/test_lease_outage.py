@@ -17,7 +17,7 @@ from infra.leases.postgres import PostgresTable
 from infra.leases.table import Holder, TableAway
 from infra.servers.databases.database import Postgres
 from tests.support.leases import change_leases
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 
 
 class Server:

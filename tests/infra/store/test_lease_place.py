@@ -14,8 +14,8 @@ from infra.leases.postgres import PostgresTable
 from infra.servers.settings import Settings
 from infra.servers.state import make_servers_folder
 from infra.store.store import Store
-from tests.support.command import environment
-from tests.support.postgres import PASSWORD
+from tests.support.programs.command import environment
+from tests.support.services.postgres import PASSWORD
 
 URL = "STEMMA_DATABASE_URL"
 PLACE = """

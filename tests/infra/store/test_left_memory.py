@@ -15,7 +15,7 @@ from infra.errors import StageError
 from infra.store import left_memory
 from infra.store.left_memory import NUMBERS, remove_memory
 from tasks.processes.exits import diagnose_exit
-from tests.support.small_disk import small_disk
+from tests.support.services.small_disk import small_disk
 from training.data.node_storage import own_shared_memory
 
 

@@ -21,7 +21,7 @@ from infra.store.states import CLOCK, STATES, kept_states
 from infra.store.store import Store
 from tests.infra.store.conftest import URL, Host
 from tests.support.artifacts import make_artifact
-from tests.support.object_store import cut_off, flips_a_bit, refused, unavailable
+from tests.support.services.object_store import cut_off, flips_a_bit, refused, unavailable
 
 
 def _keys(bucket: Any, below: str = "") -> list[str]:

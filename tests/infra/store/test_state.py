@@ -20,7 +20,7 @@ from infra.servers.state import recorded
 from infra.store.promotions import Promotions
 from infra.store.store import Store
 from tests.support.artifacts import Make
-from tests.support.command import REPOSITORY
+from tests.support.programs.command import REPOSITORY
 
 
 def garbage(path: Path) -> None:

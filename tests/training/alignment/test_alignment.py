@@ -394,7 +394,7 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
 def test_grpo_learns_from_a_function_alone_and_is_held_against_the_best_of_n(
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any
 ) -> None:
-    function = "tests.training.alignment.test_grading:brevity"
+    function = "tests.training.rl.test_grading:brevity"
     rate = {"learning_rate": 1.0e-3, "weight_decay": 0.0}
     settings = {"algorithm": "grpo", "answers_per_prompt": 4, "reward_functions": {function: 2.0}, "optimizer": rate}
     settings |= {"unfinished_penalty": 0.0, "rollouts": 8, "kl_coef": 0.0, "reward_processes": 2, "whole_groups": True}
@@ -422,7 +422,7 @@ def test_groups_of_equal_rewards_make_room_for_others_and_a_round_continues_with
     prompts: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:
     """More groups differ with refilling than without, and a round that was stopped keeps what it was refilled with."""
-    function = "tests.training.alignment.test_grading:few_letters"
+    function = "tests.training.rl.test_grading:few_letters"
     settings = {"algorithm": "grpo", "answers_per_prompt": 2, "reward_functions": {function: 1.0}, "rollouts": 2}
     settings |= {"unfinished_penalty": 0.0, "overlong_tokens": 0, "epochs": 1, "refill_groups": 3}
     inputs = {name: prompts[name] for name in ("model", "prompts")}
@@ -442,7 +442,7 @@ def test_raft_learns_the_best_of_its_answers_and_continues_within_a_round_with_t
 ) -> None:
     """From a function and no reward model; a round keeps 8 of 32 answers, which are four batches in two epochs. Stopped
     after one of the second round's, and after two more."""
-    function = "tests.training.alignment.test_grading:brevity"
+    function = "tests.training.rl.test_grading:brevity"
     settings = {"algorithm": "raft", "answers_per_prompt": 4, "rollout_prompts": 32, "minibatch_answers": 4}
     settings |= {"reward_functions": {function: 1.0}, "unfinished_penalty": 0.0, "rollouts": 6}
     config = RlhfConfig.model_validate(RLHF | settings | {"optimizer": {"learning_rate": 1.0e-3, "weight_decay": 0.0}})

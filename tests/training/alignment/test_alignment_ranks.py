@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import RankFailed, train_in_ranks
+from tests.support.programs.ranked import RankFailed, train_in_ranks
 from tests.training.conftest import write_rows
 from training.checkpoint.export import export
 from training.core.hardware import prepare

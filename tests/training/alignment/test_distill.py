@@ -13,8 +13,8 @@ from infra.errors import Cancelled, StageError
 from infra.run import Run
 from infra.store.measurements import TRAINED
 from tests.evaluation.conftest import make_model
-from tests.support.endpoint import completion, endpoint
-from tests.support.ranked import train_in_ranks
+from tests.support.programs.ranked import train_in_ranks
+from tests.support.services.endpoint import completion, endpoint
 from training.chat.base import Chat
 from training.checkpoint.export import export
 from training.config import DistillConfig

@@ -15,7 +15,7 @@ import torch
 
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from training.config import PretrainConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.data.open_shards import spread
 from training.data.packed_shards import PackedShards

@@ -17,7 +17,7 @@ from torch import Tensor
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import train_in_ranks
+from tests.support.programs.ranked import train_in_ranks
 from tests.training.conftest import write_rows
 from training.chat.base import Chat
 from training.checkpoint.export import copy_beside

@@ -16,7 +16,7 @@ import torch
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from training.checkpoint.folder import checkpoints, damage, retain, whole_checkpoints
 from training.checkpoint.folder import write as write_checkpoint
 from training.config import PretrainConfig

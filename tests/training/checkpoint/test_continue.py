@@ -246,7 +246,7 @@ def test_rlhf_goes_on_with_rounds_of_another_size(base_dir: Path, instructions_d
         "minibatch_answers": 4,
         "answer_max_tokens": 4,
         "heldout_prompts": 2,
-        "reward_functions": {"tests.training.alignment.test_grading:brevity": 1.0},
+        "reward_functions": {"tests.training.rl.test_grading:brevity": 1.0},
         "rollouts": 2,
     }
 

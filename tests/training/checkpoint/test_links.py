@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from infra.launch.node_files import MACHINE
-from tests.support.command import REPOSITORY
-from tests.support.namespaces import Network, network
+from tests.support.programs.command import REPOSITORY
+from tests.support.services.namespaces import Network, network
 from training.core.links import rounds, slow_links
 
 PROGRAM = """

@@ -22,9 +22,9 @@ from corpus.tokens.remote import remote_shards
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support import object_store
-from tests.support.object_store import cut_off, flips_a_bit, stalls, unavailable
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
+from tests.support.services import object_store
+from tests.support.services.object_store import cut_off, flips_a_bit, stalls, unavailable
 from training.config import PretrainConfig
 from training.data.node_storage import own_shared_memory
 from training.data.packed_shards import PackedShards

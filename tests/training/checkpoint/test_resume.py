@@ -24,8 +24,8 @@ import infra.run
 from infra.launch.config import LaunchConfig
 from infra.run import Run, read_journal
 from tests.support.points import points_of
-from tests.support.processes import wait_until
-from tests.support.ranked import training_process
+from tests.support.programs.processes import wait_until
+from tests.support.programs.ranked import training_process
 from training.config import PretrainConfig
 from training.data.node_storage import own_shared_memory
 from training.data.packed_shards import PackedShards

@@ -18,10 +18,10 @@ from infra.io import s3
 from infra.io.s3_write import remove_below, upload
 from infra.launch.config import LaunchConfig
 from infra.run import Run, open_journal, read_journal
-from tests.support.object_store import bucket as make_bucket
-from tests.support.object_store import cut_off, knows_no_upload, loses_the_answer, refused, silent, unavailable
-from tests.support.processes import wait_until
-from tests.support.ranked import pretrain_in_ranks, training_process
+from tests.support.programs.processes import wait_until
+from tests.support.programs.ranked import pretrain_in_ranks, training_process
+from tests.support.services.object_store import bucket as make_bucket
+from tests.support.services.object_store import cut_off, knows_no_upload, loses_the_answer, refused, silent, unavailable
 from training import pretrain as pretrain_module
 from training.config import PretrainConfig
 from training.core.callbacks import Callback

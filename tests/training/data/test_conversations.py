@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, EARLIER_TEMPLATES
+from corpus.tokens.chat_template import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from infra.errors import StageError
 from infra.run import Run
 from training.chat.base import Chat

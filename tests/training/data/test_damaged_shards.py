@@ -13,7 +13,7 @@ import pytest
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.elsewhere import run_module
+from tests.support.programs.elsewhere import run_module
 from training.config import PretrainConfig
 from training.pretrain import pretrain
 

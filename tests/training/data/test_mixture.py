@@ -18,7 +18,7 @@ from corpus.tokens.trained import TrainedSequences
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import RankFailed, pretrain_in_ranks
+from tests.support.programs.ranked import RankFailed, pretrain_in_ranks
 from training.config import PretrainConfig
 from training.data.mixture import Mixture, Phase, Pool, _scattered
 from training.pretrain import pretrain

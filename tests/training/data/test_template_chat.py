@@ -24,8 +24,8 @@ from tests.support.chat_templates import FAMILIES, tokenizer_in
 from tests.support.open_models import save_model
 from training.adopt import import_model
 from training.chat.base import Chat, Conversation, chat_of
+from training.chat.model_template import TemplateChat
 from training.chat.shown import in_line, shown
-from training.chat.template import TemplateChat
 from training.config import BaseModelConfig, PreferenceTuningConfig, SftConfig
 from training.data.conversations import fitted_conversations
 from training.data.preferences import fitted_pairs, fitted_rankings

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import distributed
 
 from infra.launch.config import LaunchConfig
-from tests.support.ranked import called_in_ranks, pretrain_in_ranks
+from tests.support.programs.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.distributed.layouts import values_of
 from tests.training.distributed.test_groups_of_ranks import SETTINGS
 from training.config.families import FAMILIES
@@ -133,7 +133,7 @@ def _named(name: str) -> Callable[[str], str]:
 def _held(rank: int, count: int, port: int) -> str:
     """The most bytes of tensors in two steps of a small Llama in bf16."""
     try:
-        from tests.support.peak import counted
+        from tests.support.programs.peak import counted
         from training.config import ModelConfig
         from training.distributed.parallel import parallelize
         from training.model.models import build, hf_config

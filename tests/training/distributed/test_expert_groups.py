@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from infra.launch.config import LaunchConfig
-from tests.support.ranked import called_in_ranks, pretrain_in_ranks
+from tests.support.programs.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.distributed.layouts import GROWING, MIXED, Told, Weights, assert_alike, assert_goes_on, values_of
 from tests.training.distributed.test_expert_parallel import SETTINGS as MIXTURE
 from tests.training.distributed.test_ranks import GUARDED

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM
 
 from infra.launch.config import LaunchConfig
-from tests.support.ranked import called_in_ranks, pretrain_in_ranks
+from tests.support.programs.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.distributed.layouts import Weights, assert_close, assert_goes_on, values_of
 from tests.training.distributed.test_groups_of_ranks import SETTINGS as DENSE
 from tests.training.distributed.test_ranks import GUARDED

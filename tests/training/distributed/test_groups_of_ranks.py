@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from tests.training.distributed.layouts import (
     GROWING,
     MIXED,

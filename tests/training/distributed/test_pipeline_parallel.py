@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from infra.launch.config import LaunchConfig
-from tests.support.ranked import called_in_ranks, pretrain_in_ranks
+from tests.support.programs.ranked import called_in_ranks, pretrain_in_ranks
 from tests.training.distributed.layouts import values_of
 from tests.training.distributed.test_groups_of_ranks import SETTINGS
 from tests.training.distributed.test_ranks import GUARDED, _NotANumber

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.ranked import RankFailed, pretrain_in_ranks
+from tests.support.programs.ranked import RankFailed, pretrain_in_ranks
 from tests.training.distributed.layouts import assert_goes_on
 
 SETTINGS: dict[str, Any] = {

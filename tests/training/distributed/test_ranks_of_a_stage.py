@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-import tests.support.command
+import tests.support.programs.command
 from infra.process.lifetime import signal_group
 from infra.run import read_journal
 from tasks.processes.child import OUTCOME, ChildOutcome, Job
-from tests.support.command import environment
-from tests.support.processes import gone, wait_until
+from tests.support.programs.command import environment
+from tests.support.programs.processes import gone, wait_until
 
 CONFIG: dict[str, Any] = {
     "model": {"family": "llama", "layers": 1, "width": 16, "heads": 2, "positions": 64},
@@ -65,7 +65,7 @@ def _journal(folder: Path) -> list[dict[str, Any]]:
 def test_a_failing_rank_is_named_with_its_error(tmp_path: Path, shards_dir: Path, tokenizer_dir: Path) -> None:
     """The risk: the error of one rank among those that are only told to end. tests/infra/launch has it untrained."""
     with _running(_job(tmp_path, shards_dir, tokenizer_dir, global_batch_tokens=32 * 5)) as child:
-        _, log = child.communicate(timeout=tests.support.command.patience_s)
+        _, log = child.communicate(timeout=tests.support.programs.command.patience_s)
     outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
     assert outcome is not None and child.returncode == 1, log
     (problem,) = outcome.problems
@@ -82,7 +82,7 @@ def test_a_stopped_rank_is_named_and_all_start_again(tmp_path: Path, shards_dir:
         wait_until(lambda: list((tmp_path / "scratch" / "checkpoints").glob("ba*")))
         (rank,) = [one for one in psutil.Process(child.pid).children() if one.environ().get("RANK") == "1"]
         rank.send_signal(signal.SIGSTOP)
-        _, log = child.communicate(timeout=tests.support.command.patience_s)
+        _, log = child.communicate(timeout=tests.support.programs.command.patience_s)
     outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
     assert outcome is not None and outcome.status == "built" and outcome.figures["batches"] == 400, (outcome, log)
     (said,) = [line["message"] for line in _journal(tmp_path) if line.get("name") == "restarted"]

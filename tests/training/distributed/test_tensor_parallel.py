@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from infra.launch.config import LaunchConfig
-from tests.support.ranked import called_in_ranks
+from tests.support.programs.ranked import called_in_ranks
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 LENGTH = 13

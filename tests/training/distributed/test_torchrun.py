@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from infra.launch.ranks import free_port
-from tests.support.command import environment
+from tests.support.programs.command import environment
 
 CONFIG = {
     "model": {"family": "llama", "layers": 1, "width": 16, "heads": 2, "positions": 64},

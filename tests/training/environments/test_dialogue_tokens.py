@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from corpus.tokens.chat_format import CHAT_TEMPLATE, SPECIAL_TOKENS
+from corpus.tokens.chat_template import CHAT_TEMPLATE, SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
 from tests.support.chat_templates import FAMILIES, tokenizer_in
 from tests.support.open_models import tokenizer_with

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from infra.errors import StageError
-from training.config.environment import EnvironmentConfig
+from training.config.alignment.environment import EnvironmentConfig
 from training.rl.environments.calculator import Calculator, evaluate
 from training.rl.environments.maze import Maze
 from training.rl.environments.pool import EnvironmentPool, Failure

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from tests.training.distributed.layouts import Told, Weights, assert_alike
 from tests.training.distributed.test_groups_of_ranks import SETTINGS
 from training.config import ModelConfig, PretrainConfig

@@ -20,7 +20,7 @@ from tests.support.chat_templates import tokenizer_in
 from tests.support.open_models import SHAPES
 from training.adopt import import_model
 from training.chat.base import Chat
-from training.chat.template import TemplateChat
+from training.chat.model_template import TemplateChat
 from training.config import BaseModelConfig, PreferenceTuningConfig, RewardModelConfig, RlhfConfig, SftConfig
 from training.generation.session import answer
 from training.preference_tuning import preference_tuning

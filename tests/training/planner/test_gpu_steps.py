@@ -1,4 +1,4 @@
-"""The plan against steps that an H200 and an H100 took (benchmarks/bench_gpu.py; benchmarks/RESULTS.md, "On a GPU")."""
+"""The plan against steps that an H200 and an H100 took (benchmarks/training/bench_gpu.py; benchmarks/RESULTS.md)."""
 
 from __future__ import annotations
 

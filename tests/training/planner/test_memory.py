@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from infra.launch.config import LaunchConfig
-from tests.support.peak import counted
+from tests.support.programs.peak import counted
 from training.config import LoraConfig, ModelConfig, PretrainConfig, SftConfig
 from training.config.presets import Family
 from training.core.hardware import Hardware

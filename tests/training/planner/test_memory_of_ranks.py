@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.peak import counted
-from tests.support.ranked import training_process
+from tests.support.programs.peak import counted
+from tests.support.programs.ranked import training_process
 from training.config import ModelConfig, OptimizerConfig
 from training.model.experts import expert_layers
 from training.planner.hardware.kernels import KERNELS
@@ -211,7 +211,7 @@ def _preference(logits: Tensor, load: float) -> Tensor:
 def measured(case: Case) -> list[int]:
     """Bytes of a rank, of a pipeline one of each that holds other layers, of ranks whose experts get more tokens than
     others' the fullest. All that hold the same have the same; where two were told apart, one had the noise that
-    `tests.support.peak` speaks of."""
+    `tests.support.programs.peak` speaks of."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -240,7 +240,8 @@ def planned(case: Case) -> list[float]:
 
 
 def _hold_within_five_percent(case: Case) -> None:
-    """Measured once more where the first count is too high: gloo's threads free memory late (`tests.support.peak`)."""
+    """Measured once more where the first count is too high: gloo's threads free memory late
+    (`tests.support.programs.peak`)."""
     expected = [pytest.approx(size, rel=0.05) for size in planned(case)]
     counts = measured(case)
     if counts != expected:

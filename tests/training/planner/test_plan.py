@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from cli.commands import stemma as command_line
 from infra.errors import ConfigError, Problem
-from tests.support.command import stemma, write_config
 from tests.support.pipelines import data_config
+from tests.support.programs.command import stemma, write_config
 from training.core.devices import DEVICES
 from training.planner.architecture import of_parameters
 from training.planner.plan import plan, request

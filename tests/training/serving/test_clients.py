@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.servers.settings import Settings
-from tests.support import openai_clients
+from tests.support.services import openai_clients
 from tests.training.serving.test_openai_protocol import chat, chunks, running
 from tests.training.serving.test_tool_calls import ASKED, HERMES, TOOLS, parrot
 from training.serving import app

@@ -18,7 +18,7 @@ from infra.servers.asgi_server import Server
 from infra.servers.credentials import Credentials
 from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
-from tests.support.processes import wait_until
+from tests.support.programs.processes import wait_until
 from training.serving import app
 
 KNOWN = Credentials("ada", "a long password")

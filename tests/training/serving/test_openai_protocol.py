@@ -21,9 +21,9 @@ from infra.servers.asgi_server import Server
 from infra.servers.credentials import Credentials
 from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
-from tests.support.processes import wait_until
-from tests.support.raw_http import Response
-from tests.support.raw_http import ask as raw_ask
+from tests.support.programs.processes import wait_until
+from tests.support.services.raw_http import Response
+from tests.support.services.raw_http import ask as raw_ask
 from training.generation.answer_text import AnswerText
 from training.generation.session import chat_prompt, loaded
 from training.serving import app

@@ -26,9 +26,9 @@ from infra.servers.ports import any_free_port
 from infra.servers.settings import Settings
 from infra.store.store import Store
 from tests.support.artifacts import make_artifact
-from tests.support.command import environment, start, stemma
-from tests.support.processes import wait_until
-from tests.support.raw_http import ask as raw_ask
+from tests.support.programs.command import environment, start, stemma
+from tests.support.programs.processes import wait_until
+from tests.support.services.raw_http import ask as raw_ask
 from training.generation.answer_text import AnswerText
 from training.generation.session import answer, loaded
 from training.serving import app

@@ -18,7 +18,7 @@ from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from infra.servers.vllm import PROGRAM
-from tests.support.ranked import train_in_ranks
+from tests.support.programs.ranked import train_in_ranks
 from tests.training.model.test_families import SPECIAL, values_of_family
 from training.chat.base import Chat
 from training.checkpoint.export import export

@@ -16,7 +16,7 @@ from infra.errors import Cancelled
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from tests.support.points import points_of
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from training import pretrain as pretrain_module
 from training.config import PretrainConfig, RewardModelConfig, RlhfConfig
 from training.core.callbacks import Callback

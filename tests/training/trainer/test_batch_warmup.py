@@ -12,7 +12,7 @@ import torch
 from infra.errors import Cancelled, StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from training.config import PretrainConfig, ScheduleConfig
 from training.config.batch_size import BatchSizeRampup
 from training.config.duration import parse_duration

@@ -212,7 +212,7 @@ class HeavyTailed:
 def test_small_batches_with_heavy_tails_are_not_called_ill(kind: str, size: int) -> None:
     """A fifth above the first batch's loss, three times in a row, came in up to 63 of 100 healthy runs of this size.
 
-    Bounds on recorded losses: benchmarks/bench_guard.py.
+    Bounds on recorded losses: benchmarks/training/bench_guard.py.
     """
     for seed in range(15):
         judge, told = Judge(GuardConfig(), 0.0 if kind == "sft" else math.log(2)), HeavyTailed(kind, size, seed)

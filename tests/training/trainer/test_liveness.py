@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from training.guard.liveness import lateness
 
 SETTINGS: dict[str, Any] = {

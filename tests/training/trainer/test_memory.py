@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
 from infra.run import Run
-from tests.support.ranked import pretrain_in_ranks
+from tests.support.programs.ranked import pretrain_in_ranks
 from training.config import PreferenceTuningConfig, PretrainConfig, RewardModelConfig, SftConfig
 from training.preference_tuning import preference_tuning
 from training.pretrain import pretrain

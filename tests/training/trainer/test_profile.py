@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from evaluation.pages.parts import render_page
-from evaluation.pages.report.planned_section import planned, profiles
+from evaluation.pages.report.training.planned_section import planned, profiles
 from evaluation.results.pipeline import PipelineResults
 from infra.launch.config import LaunchConfig
 from infra.run import Run

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from training.rl.algorithms.base import CLIPPED, Algorithm, Sampled
+from training.train_modules.kl import kl_k3
 from training.train_modules.policy_losses import masked_mean, outside
 
 _LEAST_SPREAD = 1.0e-4
@@ -73,16 +74,3 @@ def group_advantages(scores: Tensor, group: int, scale: str = "group") -> Tensor
     if scale != "none":
         above = above / ((grouped.std(1, keepdim=True) if scale == "group" else scores.std()) + _LEAST_SPREAD)
     return above.view(-1)
-
-
-def kl_k3(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return π_ref/π − log π_ref/π − 1 of sampled tokens, in nats.
-
-    It is an unbiased estimate of the KL divergence that is never negative (Schulman 2020; DeepSeekMath, equation 4).
-
-    Args:
-        logprobs: of the policy that sampled them (B, T), in nats.
-        reference: of the reference model (B, T), in nats.
-    """
-    difference = reference - logprobs
-    return torch.exp(difference) - difference - 1

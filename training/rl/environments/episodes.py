@@ -29,10 +29,10 @@ from infra.errors import StageError, stage_error
 from infra.io.json import parse_json
 from training.chat.base import Chat
 from training.chat.channels import Reasoning
-from training.chat.template import call_id
+from training.chat.model_template import call_id
 from training.chat.tool_calls import AnswerFormat, ToolCall
 from training.config import RlhfConfig
-from training.config.environment import EnvironmentConfig
+from training.config.alignment.environment import EnvironmentConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from infra.errors import stage_error
 from infra.io.json import BadJson, parse_json
-from training.config.environment import EnvironmentConfig
+from training.config.alignment.environment import EnvironmentConfig
 from training.sandbox.runner import MEMORY_BYTES, Conversation, Kind, SandboxChoice, find
 
 NOT_SENT = "not sent"

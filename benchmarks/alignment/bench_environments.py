@@ -1,0 +1,145 @@
+"""The calculator task: a small model is tuned shortly on calls of a calculator, then learns to use it from rewards.
+
+python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 40] [--sft-epochs 4] [--threads 1]
+
+A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
+calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model
+has random weights: all it knows is from an SFT on demonstrations that stops early. Every seed has its own base model,
+SFT and policy. Held-out exercises are drawn with other seeds; answers are sampled at temperature 1. Existing artifacts
+in OUT are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.alignment.stages import Stages, spread
+from corpus.config import InstructionsConfig
+from corpus.instructions import instructions
+from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+from infra.launch.config import LaunchConfig
+from training.checkpoint.export import export
+from training.config import ModelConfig, RlhfConfig, SftConfig
+from training.model.models import build, hf_config
+from training.rl.environments.calculator import Calculator, evaluate
+from training.rlhf import rlhf
+from training.sft import sft
+
+DEMONSTRATIONS = 4000
+EXERCISES: dict[str, Any] = {"digits": 2}
+MODEL: dict[str, Any] = {"family": "llama", "layers": 2, "width": 96, "heads": 4, "positions": 128}
+SFT: dict[str, Any] = {
+    "global_batch_examples": 32, "max_length": 96, "answer_max_tokens": 24, "heldout_limit": 64, "answers_limit": 32,
+    "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0}, "evaluate_every": "100 %", "watched_prompts": 0,
+}  # fmt: skip
+LEARNING: dict[str, Any] = {
+    "environment": {
+        "use": "calculator", "options": EXERCISES, "tasks": 4000,
+        "max_turns": 3, "max_tokens": 80, "show_tools": False, "instances": 1,
+    },
+    "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 128, "minibatch_answers": 64,
+    "answer_max_tokens": 32, "max_prompt_tokens": 32, "kl_coef": 0.0, "scale_rewards": "none", "loss_mean": "token",
+    "clip_ratio_high": 0.28, "refill_groups": 1, "heldout_prompts": 200,
+    "optimizer": {"learning_rate": 5.0e-4, "weight_decay": 0.0}, "schedule": {"decay": "linear", "warmup": "3 %"},
+    "checkpoint_every": "1000 batches",
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--sft-epochs", type=float, default=4, help="how much the model knows before")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
+    args.out.mkdir(parents=True, exist_ok=True)
+    shown = demonstrations(DEMONSTRATIONS)
+    path = args.out / "demonstrations.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in shown), encoding="utf8")
+    source = {"kind": "files", "paths": [str(path.resolve())]}
+    read = InstructionsConfig.model_validate({"read": [source], "heldout_share": 0.05})
+    pairs = stages.made("instructions", instructions, read)
+    words = tokenizer_of(shown)
+    for seed in args.seeds:
+        base = base_model(args.out / f"base_{seed}", words, MODEL, seed)
+        learnt = SftConfig(**SFT, duration=f"{args.sft_epochs:g} epochs", seed=seed)
+        start = stages.made(f"sft_{seed}", sft, learnt, {"model": base, "instructions": pairs})
+        config = RlhfConfig.model_validate(LEARNING | {"rollouts": args.rounds, "seed": seed})
+        stages.made(f"calculator_{seed}", rlhf, config, {"model": start, "prompts": pairs})
+    results = stages.figures("calculator", args.seeds)
+    keys = (
+        ("right before, %", "heldout_environment_sft", 100.0),
+        ("right after, %", "heldout_environment_rlhf", 100.0),
+        ("calls before", "tool_calls_sft", 1.0),
+        ("calls after", "tool_calls_rlhf", 1.0),
+        ("KL, nats per episode", "kl_to_sft", 1.0),
+        ("seconds", "seconds", 1.0),
+    )
+    print(f"| task | seeds | {' | '.join(name for name, _, _ in keys)} |\n|{'---|' * (len(keys) + 2)}")
+    cells = [spread([factor * figures[key] for figures in results]) for _, key, factor in keys]
+    print(f"| calculator | {len(results)} | {' | '.join(cells)} |")
+
+
+def demonstrations(count: int) -> list[list[dict[str, str]]]:
+    """Conversations in which the calculator is used, in our chat format, where a result is a message of the user."""
+    draw = random.Random(0)
+    talks = []
+    for number in range(count):
+        question = Calculator(**EXERCISES).reset({"number": number}, draw.getrandbits(40))
+        expression = "".join(sign for sign in question if sign.isdigit() or sign in "+-*")
+        value = str(evaluate(expression))
+        call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+        talk = (question, f"<tool_call>\n{call}\n</tool_call>", f"<tool_response>\n{value}\n</tool_response>", value)
+        roles = ("user", "assistant") * 2
+        talks.append([{"role": role, "content": text} for role, text in zip(roles, talk, strict=True)])
+    return talks
+
+
+def tokenizer_of(talks: list[list[dict[str, str]]]) -> PreTrainedTokenizerFast:
+    """A tokenizer with a token for each digit, learnt from conversations."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((message["content"] for talk in talks for message in talk), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PAD,
+        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def base_model(folder: Path, words: PreTrainedTokenizerFast, model: dict[str, Any], seed: int) -> Path:
+    """A model of random weights."""
+    if not (folder / "config.json").exists():
+        special = {name: getattr(words, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        export(build(hf_config(ModelConfig(**model), len(words), special), seed), None, folder)
+        words.save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""stemma up and down: the servers and the worker, in the background."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from cli.common.options import root_of, root_option
+from cli.common.output import as_json, print_warnings
+from infra.errors import Problem
+
+
+@click.command("up")
+@root_option
+@click.option("--prefect-port", type=click.IntRange(1, 65535), help="By default 4200, or the next free one.")
+@click.option("--mlflow-port", type=click.IntRange(1, 65535), help="By default 5000, or the next free one.")
+@click.option("--host", help="The address to listen on; another than loopback needs $STEMMA_AUTH.")
+@as_json
+def command(
+    root: str | None, prefect_port: int | None, mlflow_port: int | None, host: str | None, as_json: bool
+) -> tuple[dict[str, Any], int]:
+    """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
+
+    Starts only what does not run yet, with the settings of last time: after a reboot, run it again.
+
+    \b
+    STEMMA_AUTH=user:password            both pages and APIs ask for it
+    STEMMA_DATABASE_URL=postgresql://…   Prefect, MLflow and the store's leases are there, not in SQLite
+    """
+    from infra.servers.environment import environment
+    from infra.servers.services import up
+    from infra.servers.settings import settings_of
+    from infra.store.roots import shown_root
+
+    folder = root_of(root)
+    services = up(
+        folder,
+        prefect_port=prefect_port,
+        mlflow_port=mlflow_port,
+        host=host,
+        say=lambda line: click.echo(line, err=True),
+    )
+    os.environ.update(environment(folder))
+    from flows.prefect.automations import ensure_automations
+
+    unfit = _worker_problems()
+    settings = settings_of(folder)
+    document = {
+        "status": "done",
+        "root": shown_root(folder),
+        "services": [{**service.as_json(), "page": settings.page_of(service.url)} for service in services],
+        "database": settings.database,
+        "guarded": settings.guarded,
+        "automations": ensure_automations(),
+        "this_machine": [problem.as_json() for problem in unfit],
+    }
+    if not as_json:
+        # The page comes first: it is the one to open.
+        for service in sorted(services, key=lambda service: service.name != "page"):
+            link = settings.page_of(service.url) or "in the background"
+            click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
+        print_warnings(unfit)
+    return document, 0
+
+
+def _worker_problems() -> list[Problem]:
+    """Return why stages of this worker may fail: its packages, and GPUs that its torch cannot use."""
+    from infra.installed import lock_problem
+    from infra.launch.devices.gpus import ask_driver, ask_torch, gpu_problems, has_gpu
+
+    problem = lock_problem("other_packages", "")
+    answer = ask_torch() if has_gpu() else None
+    return [*([problem] if problem else []), *(gpu_problems(answer, ask_driver(), requested=False) if answer else [])]
+
+
+@click.command("down")
+@root_option
+@as_json
+def down(root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
+    """Stop what `stemma up` started for this store. Their data stays on disk."""
+    from infra.servers import services
+    from infra.store.roots import shown_root
+
+    folder = root_of(root)
+    stopped = services.down(folder, say=lambda line: click.echo(line, err=True))
+    document = {"status": "done", "root": shown_root(folder), "services": [service.as_json() for service in stopped]}
+    if not as_json:
+        click.echo(f"stopped {', '.join(service.name for service in stopped)}" if stopped else "nothing was running")
+    return document, 0

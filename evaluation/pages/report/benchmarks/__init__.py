@@ -1,0 +1,1 @@
+"""Sections about scores, classes of failures, long contexts, and sample answers."""

@@ -1,0 +1,1 @@
+"""Sections about toxicity, bias, memorisation, and what mitigations change."""

@@ -1,0 +1,1 @@
+"""Sections about what was trained: losses, alignment, episodes, notable events, plan and cost."""

@@ -1,0 +1,1 @@
+"""Checks of a whole config: contradictions between its sections, and what ranks support."""
