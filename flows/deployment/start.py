@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flows.config.graph import Selection
 from flows.config.read import PipelineConfig, dump
 from flows.runs.journal import PIPELINE, PRIVATE, RESERVED_BYTES, RunJournal
-from infra.errors import Problem, StemmaError
+from infra.errors import Problem, StemmaError, stage_error
 from infra.process.interrupts import NUMBERS, interrupt_received
 from infra.process.interval import GrowingInterval
 from infra.process.lifetime import start_ticks
@@ -26,6 +26,7 @@ from infra.servers.environment import HEARTBEAT, OFFLINE, QUIET
 from infra.servers.http import check_credentials
 from infra.servers.state import prefect_api_url, recorded, works_elsewhere
 from infra.store.roots import shown_root, url_of
+from infra.store.store import is_of_the_disk
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -80,9 +81,29 @@ def start(
         in a thread; then `flows.prefect.execution.SHARED` is set there too.
     """
     url = name_server(request.root)
-    if url and runs_on_worker(request.root):
-        return _on_worker(request, journal, tell, is_cancelled)
-    return _here(request, journal, url)
+    with _lost_server_named():
+        if url and runs_on_worker(request.root):
+            return _on_worker(request, journal, tell, is_cancelled)
+        return _here(request, journal, url)
+
+
+@contextmanager
+def _lost_server_named() -> Iterator[None]:
+    """Raise StageError `service_failed` where a run could not begin because the Prefect server does not answer."""
+    try:
+        yield
+    except StemmaError:
+        raise
+    except Exception as error:
+        from flows.prefect.page_queue import is_unreachable
+
+        # Prefect's client wraps the error of its first request.
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if not (is_unreachable(error) or is_unreachable(cause)):
+            raise
+        message = f"the Prefect server does not answer: {str(error) or type(error).__name__}"
+        fix = "run again; `stemma status` shows whether the services of `stemma up` run"
+        raise stage_error("service_failed", os.environ.get("PREFECT_API_URL", "prefect"), message, fix) from error
 
 
 def name_server(root: Path) -> str | None:
@@ -208,7 +229,7 @@ def _follow(
     asked_at, state_id = time.monotonic(), None
     look, ask = GrowingInterval(SHORTEST_POLL_S, LONGEST_POLL_S), GrowingInterval(SHORTEST_ASK_S, LONGEST_ASK_S)
     process: tuple[int, int] | None = None
-    while (result := journal.result()) is None:
+    while (result := _result_now(journal)) is None:
         # Ask the server from time to time; the journal alone decides once the server is unreachable.
         if process is not None and start_ticks(process[0]) != process[1]:
             process = None
@@ -252,6 +273,16 @@ def _follow(
                 tell(f"waiting: {WAITS[message]}")
         time.sleep(look.seconds)
     return result
+
+
+def _result_now(journal: RunJournal) -> dict[str, Any] | None:
+    """The run's result; None while it goes on, and while the disk cannot be read."""
+    try:
+        return journal.result()
+    except OSError as error:
+        if not is_of_the_disk(error):
+            raise
+        return None
 
 
 def _end_process(journal: RunJournal) -> bool:

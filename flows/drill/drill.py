@@ -124,24 +124,25 @@ class Drill:
             return
         self.wish.say("a run without faults, to compare with")
         site = Site(self.wish.folder / "reference", self.wish.config, self.wish.settings, servers=self.wish.servers)
-        began = time.monotonic()
-        run = site.start_run()
-        run.process.wait()
-        seconds = time.monotonic() - began
-        document = run.document()
-        if run.code != 0:
-            reasons = [error["message"] for error in (document or {}).get("errors", [])]
-            reason = "; ".join(reasons) or run.stderr()[-500:]
+        try:
+            began = time.monotonic()
+            run = site.start_run()
+            run.process.wait()
+            seconds = time.monotonic() - began
+            document = run.document()
+            if run.code != 0:
+                reasons = [error["message"] for error in (document or {}).get("errors", [])]
+                reason = "; ".join(reasons) or run.stderr()[-500:]
+                raise stage_error("no_reference", str(self.wish.config), f"the run without faults failed: {reason}")
+            wait_for(site.relay_ended, LINEAGE_S)
+            self.record["reference"] = {
+                "seconds": round(seconds, 1),
+                "ettr": invariants.ledger(site.root)[0]["ettr"],
+                "digests": invariants.digests(site.root),
+                "points": _plain(invariants.points(site.root)),
+            }
+        finally:
             self._close(site)
-            raise stage_error("no_reference", str(self.wish.config), f"the run without faults failed: {reason}")
-        wait_for(site.relay_ended, LINEAGE_S)
-        self.record["reference"] = {
-            "seconds": round(seconds, 1),
-            "ettr": invariants.ledger(site.root)[0]["ettr"],
-            "digests": invariants.digests(site.root),
-            "points": _plain(invariants.points(site.root)),
-        }
-        self._close(site)
         shutil.rmtree(self.wish.folder / "reference")
         self._save()
         self.wish.say(f"done in {seconds:.0f} s")

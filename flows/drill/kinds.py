@@ -18,7 +18,7 @@ ROLES = {
     "loader": "a data loader's process",
     "imports": "the server from which stages are forked",
     "grader": "a process that grades answers",
-    "sampler": "a server that samples answers",
+    "sampler": "a process or server that samples answers",
     "relay": "the process that delivers lineage to MLflow",
     "prefect": "Prefect's server",
     "mlflow": "MLflow's server",
@@ -58,9 +58,9 @@ def _kinds() -> list[Kind]:
             if action == "kill":
                 ends = {"killed", "run_lost"} if role == "orchestrator" else {"killed"}
             if action == "term":
-                ends = {"cancelled"} if role == "orchestrator" else {"cancelled", "killed"}
+                ends = {"cancelled"} if role == "orchestrator" else {"killed"}
             if role in ("worker", "prefect") and action != "stop":
-                ends |= {"run_lost", "cancelled"}
+                ends |= {"run_lost", "cancelled", "service_failed"}
             if action == "stop":
                 ends = {"lease_lost"}
             kinds.append(Kind(f"{action}-{role}", role, frozenset(ends), f"{verb} {what}"))
@@ -72,7 +72,7 @@ def _kinds() -> list[Kind]:
         Kind("broken-disk", "", frozenset({*disk, *_DISK}), "reads and writes below the store fail (EIO)"),
         Kind("clock-ahead", "", frozenset(), "the clock jumps an hour ahead, and later back"),
         Kind("clock-behind", "", frozenset(), "the clock jumps an hour back, and later ahead"),
-        Kind("network-cut", "", frozenset({"run_lost"}), "no connection over IP works, to no server"),
+        Kind("network-cut", "", frozenset({"run_lost", "service_failed"}), "no connection over IP works, to no server"),
         Kind("power-loss", "", frozenset({"killed"}), "all processes are gone at once, unsynced writes with them"),
         Kind("two-operators", "", frozenset({"cancelled"}), "a second run, a forced one, and a cancelled one at once"),
         Kind("object-store", "", frozenset(), "the object store answers 503, breaks off, and flips bits"),
@@ -97,8 +97,8 @@ def not_possible(pipeline: PipelineConfig, with_servers: bool) -> dict[str, str]
         reasons["loader"] = "this config has no loader workers: launch.loader_workers is 0"
     if not getattr(rlhf, "reward_processes", 0):
         reasons["grader"] = "no stage of this config has graders: rlhf.reward_processes is 0"
-    if getattr(rlhf, "sampler", None) in (None, "own"):
-        reasons["sampler"] = "no stage of this config samples on a server: rlhf.sampler is our own"
+    if getattr(rlhf, "async_", None) is None and getattr(rlhf, "sampler", "own") == "own":
+        reasons["sampler"] = "no stage of this config samples in other processes: rlhf.async is not set"
     if os.environ.get("STEMMA_RELAY") == "off":
         reasons["relay"] = "STEMMA_RELAY is off"
     if not with_servers:

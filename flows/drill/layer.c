@@ -150,7 +150,9 @@ static int fails_path(int at, const char *name) {
     return 0;
 }
 
-/* Data */
+/* Data. A full disk still lets a file shrink, be removed, or have another name. */
+#define ROOM_ENOUGH (orders && orders->error == ENOSPC)
+#define SHRINK(fd, size) do { if (!ROOM_ENOUGH && fails_fd(fd)) return -1; if (RECORDS) note_data(fd, size, SIZE_MAX); } while (0)
 #define CHANGE(fd, offset, length) do { if (fails_fd(fd)) return -1; if (RECORDS) note_data(fd, offset, length); } while (0)
 
 ssize_t write(int fd, const void *data, size_t size) { CHANGE(fd, -1, size); return REAL(write)(fd, data, size); }
@@ -169,8 +171,8 @@ ssize_t copy_file_range(int in, off64_t *from, int out, off64_t *to, size_t size
     CHANGE(out, to ? *to : -1, size);
     return REAL(copy_file_range)(in, from, out, to, size, flags);
 }
-int ftruncate(int fd, off_t size) { CHANGE(fd, size, SIZE_MAX); return REAL(ftruncate)(fd, size); }
-int ftruncate64(int fd, off64_t size) { CHANGE(fd, size, SIZE_MAX); return REAL(ftruncate64)(fd, size); }
+int ftruncate(int fd, off_t size) { SHRINK(fd, size); return REAL(ftruncate)(fd, size); }
+int ftruncate64(int fd, off64_t size) { SHRINK(fd, size); return REAL(ftruncate64)(fd, size); }
 int posix_fallocate(int fd, off_t at, off_t size) { if (fails_fd(fd)) return errno; return REAL(posix_fallocate)(fd, at, size); }
 int posix_fallocate64(int fd, off64_t at, off64_t size) { if (fails_fd(fd)) return errno; return REAL(posix_fallocate64)(fd, at, size); }
 
@@ -214,7 +216,7 @@ int creat(const char *name, mode_t mode) { return open_as(AT_FDCWD, name, O_CREA
 
 int renameat2(int from_at, const char *from, int to_at, const char *to, unsigned flags) {
     char first[PATH_MAX], second[PATH_MAX], grave[PATH_MAX];
-    if (fails_path(from_at, from) || fails_path(to_at, to)) return -1;
+    if (!ROOM_ENOUGH && (fails_path(from_at, from) || fails_path(to_at, to))) return -1;
     int noted = RECORDS && absolute(from_at, from, first) && absolute(to_at, to, second);
     int replaced = noted && bury(second, grave);
     long code = syscall(SYS_renameat2, from_at, from, to_at, to, flags);
@@ -226,7 +228,7 @@ int rename(const char *from, const char *to) { return renameat2(AT_FDCWD, from, 
 
 int unlinkat(int at, const char *name, int flags) {
     char path[PATH_MAX], grave[PATH_MAX];
-    if (fails_path(at, name)) return -1;
+    if (!ROOM_ENOUGH && fails_path(at, name)) return -1;
     int noted = RECORDS && absolute(at, name, path) && bury(path, grave);
     long code = syscall(SYS_unlinkat, at, name, flags);
     if (!code && noted) note(flags & AT_REMOVEDIR ? 'D' : 'U', 0, 0, 0, path, grave, NULL, 0);

@@ -135,7 +135,7 @@ def _role(process: psutil.Process) -> str:
     command = _command(process)
     if "training.rl.grading" in command:
         return "grader"
-    if "vllm" in command:
+    if "training.rl.rollouts.sampler" in command or "vllm" in command:
         return "sampler"
     if process.name().startswith("pt_data_worker"):
         return "loader"

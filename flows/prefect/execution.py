@@ -62,6 +62,9 @@ RELAY = "STEMMA_RELAY"
 ON_WORKER = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect's worker in the process of a flow run."""
 
+RESULT_PATIENCE_S, RESULT_POLL_S = 20.0, 0.5
+"""Seconds in which a run on a worker tries to write its end on a disk that refused it, and between two tries."""
+
 keep_slots()
 
 RUNNER: Any = ThreadPoolTaskRunner(max_workers=64)
@@ -370,7 +373,9 @@ class PipelineRun:
         is_private = PRIVATE in os.environ
         if self.page.close(0 if is_private else PATIENCE_S) and not is_private:
             document["warnings"] = [page_lost().as_json()]
-        self.journal.end(document)
+        is_written = self.journal.end(document)
+        if not is_written and ON_WORKER in os.environ:
+            self._end_later(document)
         with suppress(OSError, ValueError, LookupError, TypeError):  # the run has ended all the same
             write_ledger(self.store.root, self.journal.run_id)
         self._share_journal()
@@ -379,6 +384,12 @@ class PipelineRun:
         self.page.queue.close()
         end = end_of(document)
         return State(type=StateType[end.type], message=end.message)
+
+    def _end_later(self, document: Mapping[str, Any]) -> None:
+        """Try to write the run's end again: the command that follows it runs in another process, and reads it there."""
+        deadline = time.monotonic() + RESULT_PATIENCE_S
+        while time.monotonic() < deadline and not self.journal.end(document):
+            time.sleep(RESULT_POLL_S)
 
     def _share_journal(self) -> None:
         if self.store.remote is None:

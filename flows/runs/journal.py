@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flows.runs.journal_forms import READS, fault_of_result, is_line
 from infra.errors import Problem
@@ -85,6 +85,9 @@ class ReservedSpace:
 class RunJournal:
     """The folder of one pipeline run. Writing is safe from several threads."""
 
+    _unwritten: ClassVar[dict[Path, dict[str, Any]]] = {}
+    """Results that could not be written, by the folder of their run. All journals of this process return them."""
+
     def __init__(self, runs: Path, run_id: str) -> None:
         self.run_id = run_id
         self.folder = runs / run_id
@@ -92,7 +95,6 @@ class RunJournal:
         self.rows: dict[str, JournalRow] = {}
         self._lock = threading.Lock()
         self._reserved = ReservedSpace(self.folder / "reserved")
-        self._unwritten: dict[str, Any] | None = None
 
     def make_trial(self, **facts: str) -> None:
         """Record that a run that is about to begin is a trial of a sweep: `pipeline` is its name in the journal,
@@ -110,6 +112,7 @@ class RunJournal:
         """A new run, or a retry of one: what it is about."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
+        self._unwritten.pop(self.folder.absolute(), None)
         self._reserved.take()
         process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "machine": this_machine()}
         self._write({"kind": "begin", **process, **facts})
@@ -134,8 +137,8 @@ class RunJournal:
         """The traceback of an unexpected exception, for `--debug` and for debugging."""
         self._write({"kind": "traceback", "stage": stage, "text": text})
 
-    def end(self, document: Mapping[str, Any]) -> None:
-        """Write the run's end: whole, and last. If it cannot be written, only this process remembers it."""
+    def end(self, document: Mapping[str, Any]) -> bool:
+        """Write the run's end: whole, and last. Return False if it cannot be written: only this process knows it."""
         with suppress(OSError):
             self._reserved.release()
         hidden = self.folder / ".result.json"
@@ -143,9 +146,11 @@ class RunJournal:
             hidden.write_text(json.dumps(document, indent=1), encoding="utf8")
             hidden.rename(self.folder / "result.json")
         except OSError:
-            self._unwritten = dict(document)
-            return
+            self._unwritten[self.folder.absolute()] = dict(document)
+            return False
+        self._unwritten.pop(self.folder.absolute(), None)
         self._write({"kind": "end", "status": document["status"]})
+        return True
 
     def start_record(self) -> dict[str, Any]:
         """The facts of the run's beginning: its first line, empty if there is none."""
@@ -199,7 +204,8 @@ class RunJournal:
     def result(self) -> dict[str, Any] | None:
         """The run's final document, None while it goes on. Raises StageError `damaged_state`."""
         path = self.folder / "result.json"
-        result = read_state(path, _LOST, self._unwritten)
+        unwritten = self._unwritten.get(self.folder.absolute())
+        result = unwritten or read_state(path, _LOST, None)
         if result is not None and (fault := fault_of_result(result)):
             raise damaged(path, fault, _LOST)
         return result

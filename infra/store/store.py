@@ -553,7 +553,9 @@ def is_full(error: BaseException) -> bool:
 
 def is_of_the_disk(error: BaseException) -> bool:
     """Return True if the disk is full, fails or is read-only now: the work itself meets that too, and reports it."""
-    return is_full(error) or getattr(error, "errno", None) in (errno.EIO, errno.EROFS)
+    if is_full(error) or getattr(error, "errno", None) in (errno.EIO, errno.EROFS):
+        return True
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY)
 
 
 def disk_error(error: OSError | sqlite3.OperationalError, stage: str, folder: Path) -> Exception:

@@ -11,6 +11,7 @@ ranks, this process starts them. Each rank runs this program too, and this proce
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -36,12 +37,13 @@ from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
 from infra.leases.lease import Claim
 from infra.ledger.record import TIMES, TimeRecord
+from infra.process.held_folder import hold_sockets
 from infra.process.lifetime import die_with_parent, leave
 from infra.process.workers import Mapper
 from infra.run import Result, Run, open_journal
 from infra.secrets import HidingStream
-from infra.store.store import is_full
-from tasks.processes.exits import NO_ROOM, diagnose_exit, out_of_memory_kills
+from infra.store.store import is_full, is_of_the_disk
+from tasks.processes.exits import BROKEN, NO_ROOM, READ_ONLY, diagnose_exit, out_of_memory_kills
 from tasks.processes.failures import failure_of
 from tasks.processes.openmp import watch_others
 from tasks.stages import STAGES
@@ -137,7 +139,15 @@ class ChildOutcome:
 
 def main(argument: str) -> int:
     """argument: the path of a job's file."""
-    job_path = Path(argument)
+    try:
+        return _build_job(Path(argument))
+    except OSError as error:  # of the journal, or of the outcome itself
+        if not is_of_the_disk(error):
+            raise
+        return NO_ROOM if is_full(error) else READ_ONLY if error.errno == errno.EROFS else BROKEN
+
+
+def _build_job(job_path: Path) -> int:
     die_with_parent()
     if not isinstance(sys.stdout, HidingStream):  # a process that was forked has them from its server
         sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
@@ -152,22 +162,18 @@ def main(argument: str) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     listen()
+    hold_sockets()
     job = Job.read(job_path)
     if job.claim and "RANK" not in os.environ:
         Claim(**job.claim).hold()
-    try:
-        if "RANK" in os.environ:
-            outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
-        elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
-            outcome = _all_ranks(job, job_path, lambda: cancelled)
-            outcome.write(Path(job.scratch) / OUTCOME)
-        else:
-            outcome = _alone(job, lambda: cancelled, listen, Path(job.scratch) / OUTCOME)
-            outcome.write(Path(job.scratch) / OUTCOME)
-    except OSError as error:  # of the journal, or of the outcome itself
-        if not is_full(error):
-            raise
-        return NO_ROOM
+    if "RANK" in os.environ:
+        outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
+    elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
+        outcome = _all_ranks(job, job_path, lambda: cancelled)
+        outcome.write(Path(job.scratch) / OUTCOME)
+    else:
+        outcome = _alone(job, lambda: cancelled, listen, Path(job.scratch) / OUTCOME)
+        outcome.write(Path(job.scratch) / OUTCOME)
     # A rank that could not measure ends as one that failed, so that the others are not waiting for it.
     return 0 if outcome.is_built and not outcome.measuring else 1
 
@@ -293,6 +299,11 @@ def _all_ranks(job: Job, job_path: Path, is_cancelled: Callable[[], bool]) -> Ch
         return first
     if is_cancelled():
         return _failed(Cancelled())
+    # Only this process stops its ranks. One that stopped for a signal from elsewhere is lost like a killed one.
+    signalled = next((rank for rank, outcome in outcomes.items() if outcome.status == Cancelled.status), None)
+    if signalled is not None:
+        lost = diagnose_exit(job.node, -signal.SIGTERM, False)
+        return ChildOutcome("failed", {}, "", [replace(lost, message=f"rank {signalled}: {lost.message}").as_json()])
     return _first_failure(job, ended, outcomes, out_of_memory_kills() > kills)
 
 

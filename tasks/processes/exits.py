@@ -13,6 +13,8 @@ VMSTAT = Path("/proc/vmstat")
 NO_ROOM = 120
 """Python's own exit code where it cannot write out what was printed, and that of a stage's process that cannot write
 how it ended: its files had no room."""
+READ_ONLY, BROKEN = 121, 122
+"""Exit codes of a stage's process that cannot write how it ended, because the disk became read-only, or failed."""
 
 
 def out_of_memory_kills() -> int:
@@ -32,6 +34,12 @@ def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
         out_of_memory: True if the kernel killed processes for want of memory while it ran.
     """
     log = f"stemma logs {node}"
+    if code == READ_ONLY:
+        message = "its process could not write its result: the disk is read-only"
+        return Problem("not_permitted", node, message, "make the disk writable, and run again to continue")
+    if code == BROKEN:
+        message = "its process could not read or write its files: the disk failed"
+        return Problem("disk_failed", node, message, "examine the disk (dmesg, smartctl), and run again to continue")
     if code == -signal.SIGKILL and out_of_memory:
         return Problem(
             "out_of_memory",

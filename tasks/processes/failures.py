@@ -16,6 +16,7 @@ from infra.secrets import hide
 from infra.store.store import disk_error
 
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_REFUSED_BY_SQLITE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
 
 # torch's own classes by name, so that a process that has not imported torch need not.
 _DEVICE_MEMORY = {"OutOfMemoryError"}
@@ -63,9 +64,10 @@ def failure_of(
             return disk
     if (failed := disk_failure(error, str(root))) is not None:
         return failed
-    if isinstance(error, OSError) and error.errno in _REFUSED:
-        path = str(error.filename or root)
-        message = f"{where} may not write or read it: {error.strerror}"
+    reason = _refusal(error)
+    if reason is not None:
+        path = str(getattr(error, "filename", None) or root)
+        message = f"{where} may not write or read it: {reason}"
         return StageError(Problem("not_permitted", path, message, f"let user {os.geteuid()} write under {root}"))
     if fault := _machine_fault(error, where):
         return StageError(fault)
@@ -73,6 +75,15 @@ def failure_of(
     if isinstance(error, ImportError) and (problem := lock_problem("not_installed", where, line)):
         return StageError(problem)
     return StageError(Problem("crashed", where, line, traceback))
+
+
+def _refusal(error: BaseException) -> str | None:
+    """Reason for which a file, or a database of the store, was refused, as on a disk that is read-only by now; None for
+    other errors."""
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return error.strerror
+    is_refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED_BY_SQLITE
+    return str(error) if is_refused else None
 
 
 def _machine_fault(error: BaseException, where: str) -> Problem | None:

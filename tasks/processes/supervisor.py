@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from infra.errors import Cancelled, ConfigError, GateRefused, Problem, StageErro
 from infra.launch.config import LaunchConfig
 from infra.leases.lease import Lease
 from infra.process.forked import NotForkedError, Process
+from infra.process.held_folder import SOCKETS, remove_left
 from infra.process.lifetime import GRACE_S, PARENT_FD, end_group, wait_for_end
 from infra.process.tail import Tail
 from infra.run import messages_in
@@ -75,6 +77,9 @@ def run_child(
         return outcome
     if stopped:
         raise Cancelled
+    if outcome is not None and outcome.status == Cancelled.status and not is_cancelled():
+        # Only this run cancels a stage. One that stopped for a signal from elsewhere is lost like a killed one.
+        raise StageError(diagnose_exit(job.node, -signal.SIGTERM, False))
     # There may be room again by now: a stage that fails removes files, and a quota does not show.
     if outcome is None and (process.wait() == NO_ROOM or shutil.disk_usage(scratch).free < TOO_LITTLE_BYTES):
         raise full_disk(job.node, scratch)
@@ -159,4 +164,5 @@ def _follow(
         patience = patience_s() if is_cancelled() else GRACE_S
         end_group(process.pid, lambda: process.poll() is not None, patience)
         process.wait()
+        remove_left(SOCKETS)
     return stopped

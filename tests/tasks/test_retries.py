@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed
 
-from infra.errors import StageError
+from infra.errors import Problem, StageError
 from infra.launch.config import LaunchConfig
+from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
-from tasks.processes.child import ChildOutcome
+from tasks.processes.child import ChildOutcome, Job, _all_ranks
 from tasks.processes.failures import failure_of
 from tasks.retries import worth_another_try
 from tests.support.programs.command import REPOSITORY, Answer
@@ -89,6 +90,21 @@ def test_a_hang_that_the_watchdog_found_is_worth_another_try(tmp_path: Path) -> 
     assert worth_another_try(caught.value)
 
 
+def test_a_rank_that_stops_for_a_signal_from_elsewhere_is_worth_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_ranks(*_: object) -> list[Ended]:
+        ChildOutcome("cancelled", {}, "", []).write(tmp_path / "outcome.rank1.json")
+        return [Ended(1, 1)]
+
+    monkeypatch.setattr("tasks.processes.child.run_ranks", run_ranks)
+    job = Job("pretrain", "pretrain", {}, {"processes": 2, "device": "cpu"}, {}, "", str(tmp_path))
+    outcome = _all_ranks(job, tmp_path / "job.json", lambda: False)
+    assert outcome.status == "failed" and worth_another_try(StageError(Problem(**outcome.problems[0])))
+    assert outcome.problems[0]["message"].startswith("rank 1: its process was killed by SIGTERM")
+    assert _all_ranks(job, tmp_path / "job.json", lambda: True).status == "cancelled", "when the run itself stops it"
+
+
 def faulty(run: Run, folder: Path, faults: list[str], *settings: str) -> Answer:
     """A run whose stage `tokenizer` fails with these, one a try."""
     told = json.dumps({"stage": "tokenizer", "done": str(folder / "done"), "raise": faults})
@@ -110,6 +126,15 @@ def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_
     told = (Path(answer.rows()["tokenizer"]["path"]) / "aux" / "events.jsonl").read_text()
     first, second = (one["message"] for one in map(json.loads, told.splitlines()) if one["name"] == "failed")
     assert "uncorrectable ECC" in first and "out of memory" in second, "what was built tells of every try"
+
+
+def test_a_stage_that_stops_for_a_signal_from_elsewhere_is_tried_again(run: Run, data_pipeline: Path) -> None:
+    """SIGTERM to the process of a stage ended the whole run as cancelled, although no user had cancelled it."""
+    os_module, errors = "__import__('os')", "__import__('infra.errors', fromlist=['errors'])"
+    stops = f"{os_module}.kill({os_module}.getpid(), 15) or {errors}.Cancelled()"
+    answer = faulty(run, data_pipeline, [stops])
+    assert answer.code == 0, answer.document["errors"]
+    assert "its process was killed by SIGTERM, from outside" in answer.stderr and "trying again" in answer.stderr
 
 
 @pytest.mark.long

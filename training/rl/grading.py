@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,9 @@ IMPORT_S = 120.0
 """Seconds that the import of a function's module may take; they are not counted to any answer."""
 GRACE_S = 30.0
 """Seconds added to the time limit of unit tests, which the process enforces itself."""
+DEATHS = 3
+"""Processes that may be killed at the same answer before its function is named: one that takes all memory has each of
+them killed, and a single death by a signal may come from outside."""
 SLOW_S = 60.0
 """Seconds after which a function that is called in this process is reported, once per call."""
 _PDEATHSIG = 1
@@ -115,6 +118,7 @@ class Graders:
         """Give each answer to the process that is free first."""
         rewards = [math.nan] * len(questions)
         waiting = deque(range(len(questions)))
+        deaths: Counter[int] = Counter()
         try:
             with selectors.DefaultSelector() as selector:
                 for grader in self._ready(min(self._count, len(questions))):
@@ -134,6 +138,17 @@ class Graders:
                             grader.answer = None
                             self._give(grader, path, questions, waiting)
                     self._stop_late(busy, path, questions)
+                    for grader in busy:
+                        if grader.answer is None or not grader.is_gone:
+                            continue
+                        self._check_death(grader, path, questions, deaths)
+                        selector.unregister(grader.output)
+                        grader.end()
+                        waiting.appendleft(grader.answer)
+                        successor = _Grader()
+                        self._graders[self._graders.index(grader)] = successor
+                        selector.register(successor.output, selectors.EVENT_READ, successor)
+                        self._give(successor, path, questions, waiting)
         except BaseException:
             self.close()  # also one that is still at an answer
             raise
@@ -158,19 +173,25 @@ class Graders:
     def _stop_late(self, busy: Sequence[_Grader], path: str, questions: Sequence[Answered]) -> None:
         where = f"{KEY}.{path}"
         for grader in busy:
-            if grader.answer is None:
-                continue
-            answer = repr(questions[grader.answer].answer[:80])
-            if grader.is_gone:
-                code = grader.process.wait()
-                how = signal.Signals(-code).name if code < 0 else f"code {code}"
-                message = f"the process that graded the answer {answer} ended with {how}"
-                raise stage_error("reward_function_failed", where, message, "correct the function")
-            if time.monotonic() > grader.deadline:
+            if grader.answer is not None and not grader.is_gone and time.monotonic() > grader.deadline:
+                answer = repr(questions[grader.answer].answer[:80])
                 message = f"it gave no reward for the answer {answer} within {grader.allowed_s:g} s"
                 raise stage_error(
                     "reward_function_hangs", where, message, "have it end, or raise rlhf.reward_timeout_s"
                 )
+
+    def _check_death(self, grader: _Grader, path: str, questions: Sequence[Answered], deaths: Counter[int]) -> None:
+        """Raise StageError if a process that is gone exited by itself, or is one of too many that were killed at the
+        same answer."""
+        assert grader.answer is not None
+        code = grader.process.wait()
+        deaths[grader.answer] += 1
+        if code < 0 and deaths[grader.answer] < DEATHS:
+            return
+        how = f"{signal.Signals(-code).name}, {DEATHS} times" if code < 0 else f"code {code}"
+        answer = repr(questions[grader.answer].answer[:80])
+        message = f"the process that graded the answer {answer} ended with {how}"
+        raise stage_error("reward_function_failed", f"{KEY}.{path}", message, "correct the function")
 
 
 @dataclass(eq=False)

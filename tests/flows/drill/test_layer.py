@@ -13,6 +13,8 @@ import pytest
 
 from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
 from flows.drill.power import lose_power, notes_of
+from tasks.processes import exits
+from tasks.processes.exits import NO_ROOM
 from tests.support.programs.command import REPOSITORY
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -49,8 +51,12 @@ for action in (lambda: open("new", "w"), lambda: open("old", "a").write("x"), la
 def test_a_disk_fails_below_the_folder_and_nowhere_else(layer: Layer, error: int, reads: bool, tmp_path: Path) -> None:
     (layer.folder / "old").write_text("old")
     layer.order(error, reads=reads)
-    assert run(layer, WRITES).split() == [str(error)] * 4 + [str(error if reads else 0)]
-    assert sorted(path.name for path in layer.folder.iterdir()) == ["old"]
+    # A full disk has room for another name.
+    renamed = error == FULL
+    *writes, rename, read = map(int, run(layer, WRITES).split())
+    assert (writes, rename) == ([error] * 3, 0 if renamed else error)
+    assert read == (error if reads else errno.ENOENT if renamed else 0)
+    assert [path.name for path in layer.folder.iterdir()] == ["other" if renamed else "old"]
     assert run(layer, f"open({str(tmp_path / 'elsewhere')!r}, 'w').write('x'); print('written')") == "written"
     room = "import shutil; print(shutil.disk_usage('.').free, shutil.disk_usage('/').free > 0)"
     free, elsewhere = run(layer, room).split()
@@ -162,7 +168,8 @@ def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
 def test_a_run_whose_journal_cannot_be_written_still_knows_how_it_ended(layer: Layer, error: int) -> None:
-    """A disk that failed or became read-only ended a run without a result, and without the reason."""
+    """A disk that failed or became read-only ended a run without a result, and without the reason; and the command,
+    which reads it with another journal than the run's, reported the run as lost."""
     begin = """
 from pathlib import Path
 from flows.runs.journal import RunJournal, JournalRow
@@ -174,12 +181,27 @@ print(flush=True)
 journal.row(JournalRow("clean", "failed"))
 journal.traceback("clean", "text")
 journal.end({"status": "failed", "stages": [], "errors": []})
-print(journal.result()["status"], journal.rows["clean"].status, flush=True)
+print(RunJournal(Path("runs"), "run").result()["status"], journal.rows["clean"].status, flush=True)
 sys.stdin.readline()
 journal.row(JournalRow("clean", "built"))
 print(journal.read()[-1]["status"])
 """
     assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(FULL, NO_ROOM), (READ_ONLY, exits.READ_ONLY), (BROKEN, exits.BROKEN)])
+def test_a_stage_that_cannot_write_its_outcome_names_the_disk(layer: Layer, error: int, code: int) -> None:
+    """A disk that became read-only, or failed, while a stage worked was reported as a crash of the stage."""
+    begin = """
+from pathlib import Path
+from tasks.processes import child
+job = child.Job("clean", "clean", {}, {"device": "cpu"}, {}, "out", ".")
+job.write(Path("job.json"))
+child.Job.read = lambda path: job
+print(flush=True)
+"""
+    end = "print(child.main('job.json'), flush=True)\nsys.stdin.readline()"
+    assert in_two_parts(layer, begin, end, error)[0] == str(code)
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])

@@ -175,6 +175,15 @@ def test_who_follows_a_run_without_a_server_is_not_left_waiting(
     assert (answer["status"], [error["code"] for error in answer["errors"]]) == (status, [code])
 
 
+def test_a_run_that_begins_without_an_answer_of_its_server_is_no_crash(tmp_path: Path) -> None:
+    variables = environment(PREFECT_API_URL=f"http://{HOST}:{any_free_port()}/api", **COLD)
+    config = write_config(tmp_path / "config.yaml", short_config(tmp_path))
+    answer = stemma("run", config, "--root", tmp_path / "store", env=variables)
+    (problem,) = answer.document["errors"]
+    assert (answer.code, problem["code"]) == (1, "service_failed")
+    assert "Failed to reach API" in problem["message"]
+
+
 def test_ctrl_c_reaches_a_run_whose_server_is_gone(tmp_path: Path) -> None:
     program = f"""if True:
         import signal

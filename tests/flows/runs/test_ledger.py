@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from flows.runs.ledger import read_ledger, total, write_ledger
 from infra.ledger.record import TIMES, TimeRecord
 from tests.infra.ledger.fake_time import FakeTime
 from tests.support.pipelines import data_config, trained_config
-from tests.support.programs.command import finish, start, stemma, write_config
+from tests.support.programs.command import Command, finish, start, stemma, write_config
 from tests.support.programs.processes import progress_of, running_stage, wait_until
 
 BATCHES = 800
@@ -71,6 +72,50 @@ def test_a_killed_training_costs_what_it_lost(env: dict[str, str], data_pipeline
     assert unknown.startswith("pretrain/")
     row = next(row for row in forgotten["artifacts"] if row["artifact"] == unknown)
     assert (row["known"], row["account"]) == (False, None)
+
+
+@pytest.mark.long
+def test_every_second_of_runs_under_several_faults_is_accounted_for(env: dict[str, str], data_pipeline: Path) -> None:
+    """A training is killed and ended, its run is cancelled, the next one is killed while its stage is stopped, and
+    a third ends.
+
+    The risk: an end of a process that leaves seconds under no kind, or under two.
+    """
+    settings = {**trained_config(data_pipeline, BATCHES), **data_config(data_pipeline)}
+    config, store = write_config(data_pipeline / "trained.yaml", settings), data_pipeline / "store"
+
+    def stage_beyond(batches: int, command: Command) -> psutil.Process:
+        wait_until(lambda: progress_of(store, "pretrain") > batches and running_stage(store, "pretrain"), None, command)
+        stage = running_stage(store, "pretrain")
+        assert isinstance(stage, psutil.Process)
+        return stage
+
+    run = start("run", config, "--root", store, env=env)
+    stage_beyond(50, run).kill()
+    stage_beyond(150, run).terminate()
+    stage_beyond(250, run)
+    run.send_signal(signal.SIGTERM)
+    cancelled = finish(run)
+    assert (cancelled.code, cancelled.document["status"]) == (130, "cancelled"), cancelled.document["errors"]
+
+    killed = start("run", config, "--root", store, env=env)
+    stage = stage_beyond(350, killed)
+    stage.suspend()
+    killed.kill()
+    killed.communicate()
+    stage.kill()
+
+    last = stemma("run", config, "--root", store, env=env)
+    assert last.code == 0, last.document["errors"]
+
+    runs = sorted(path.name for path in (store / "runs").iterdir())[-3:]
+    costs = [stemma("cost", run_id, "--root", store, env=env).document for run_id in runs]
+    for cost in costs:
+        adds_up(cost["account"])
+        assert cost["account"]["device_s"] == pytest.approx(cost["wall_s"], rel=0.01)
+    first, _, third = (cost["account"] for cost in costs)
+    assert first["faults"]["killed"]["count"] == 2
+    assert first["restarts"] == 2 and third["ettr"] > 0
 
 
 @contextmanager

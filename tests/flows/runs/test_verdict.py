@@ -75,6 +75,13 @@ def test_any_exception_is_a_failure_with_a_code_and_a_place(error: BaseException
         assert problem.code and problem.path and problem.message and "\n" not in problem.message
 
 
+def test_a_database_on_a_disk_that_became_read_only_is_named() -> None:
+    database = sqlite3.OperationalError("attempt to write a readonly database")
+    database.sqlite_errorcode = sqlite3.SQLITE_READONLY_DBMOVED
+    (problem,) = failure_of(database, "clean", Path("/store")).problems
+    assert (problem.code, problem.path) == ("not_permitted", "/store") and "readonly database" in problem.message
+
+
 def test_a_disk_that_fails_is_named_by_files_and_by_databases() -> None:
     database = sqlite3.OperationalError("disk I/O error")
     database.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE

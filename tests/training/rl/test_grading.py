@@ -56,6 +56,15 @@ def ends(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str
     return [0.0]
 
 
+def killed_at_first(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Its process is killed at the first try of each answer, as from outside."""
+    tried = Path(prompts[0]) / answers[0]
+    if not tried.exists():
+        tried.touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [float(len(answers[0]))]
+
+
 def broken(prompts: Sequence[str], answers: Sequence[str], responses: Sequence[str]) -> list[float]:
     raise KeyError("no such unit test")
 
@@ -108,6 +117,11 @@ def test_what_fails_in_a_process_is_a_named_stop(graders: Graders, name: str, co
         graders.functions(f"{HERE}:{name}", answered("No."))
     (problem,) = caught.value.problems
     assert problem.code == code and problem.path == f"rlhf.reward_functions.{HERE}:{name}" and said in problem.message
+
+
+def test_an_answer_whose_process_was_killed_is_graded_again(graders: Graders, tmp_path: Path) -> None:
+    rewards = graders.functions(f"{HERE}:killed_at_first", answered("a", "bb", "ccc", prompt=str(tmp_path)))
+    assert rewards == [1.0, 2.0, 3.0]
 
 
 def test_a_function_that_hangs_is_named_with_its_answer_and_leaves_no_process(graders: Graders, tmp_path: Path) -> None:
