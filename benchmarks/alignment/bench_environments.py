@@ -1,6 +1,6 @@
 """The calculator task: a small model that calls a calculator now and then learns from rewards that it pays.
 
-python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 60] [--sft-epochs 3] [--threads 1]
+python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 100] [--sft-epochs 5] [--threads 1]
 
 A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
 calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model
@@ -63,8 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--sft-epochs", type=float, default=3, help="of calls alone")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--sft-epochs", type=float, default=5, help="of calls alone")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
