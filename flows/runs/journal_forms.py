@@ -7,8 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from infra.store.manifest import Input
-
 HAS_ARTIFACT = frozenset({"built", "reused"})
 READS = "reads"
 """The kind of the line that `RunJournal.reads` writes."""
@@ -73,8 +71,16 @@ class _Progress(_Line):
     unit: str = ""
 
 
+class _Input(_Form):
+    stage: str
+    fingerprint: str
+    digest: str
+    path: str
+    state: str = ""
+
+
 class _Reads(_Line):
-    artifacts: list[Input]
+    artifacts: list[_Input]
 
 
 class _End(_Line):

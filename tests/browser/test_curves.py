@@ -18,6 +18,8 @@ from infra.store.manifest import Manifest
 from tests.support.programs.command import environment
 from tests.support.programs.processes import running, wait_until
 
+ADDRESS = {"fingerprint": "0" * 16, "digest": "0" * 64}
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PATIENCE_MS = 90_000
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
@@ -52,7 +54,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     aux = root / "pretrain" / ("a" * 16) / "aux"
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
     journal.begin(pipeline="tiny", config="tiny.yaml")
-    journal.row(JournalRow("pretrain", "built", seconds=61.0, path=str(aux.parent)))
+    journal.row(JournalRow("pretrain", "built", **ADDRESS, seconds=61.0, path=str(aux.parent)))
     journal.end({"status": "done", "errors": [], "stages": []})
     port = any_free_port()
     command = [sys.executable, "-m", "flows.dashboard.server", str(root), "--port", str(port)]

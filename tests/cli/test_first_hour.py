@@ -263,7 +263,7 @@ def test_ls_counts_what_a_run_that_still_works_has_built(root: Path) -> None:
     journal = RunJournal(root / "runs", "20261123-070000-000000-1f2e3d")
     journal.begin(pipeline="chronicle")
     for stage, status in (("ingest", "reused"), ("clean", "running"), ("clean", "built"), ("shard", "running")):
-        journal.row(JournalRow(stage, status))  # type: ignore[arg-type]
+        journal.row(JournalRow(stage, status, fingerprint="0" * 16, digest="0" * 64))  # type: ignore[arg-type]
     (root / "format").write_text("1\n")
     (row,) = runs(Store(root, reading=True))
     assert (row["status"], row["built"], row["reused"]) == ("running", 1, 1) and row["seconds"] < 3600

@@ -177,10 +177,10 @@ def _answer(app: Callable[..., Any], request: Request) -> tuple[int, bytes]:
 @cache
 def _model(process: int) -> Path:
     """A model of one layer, untrained, in a folder for this process."""
-    from corpus.tokens.chat_format import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
     from training.checkpoint.export import export
     from training.config import ModelConfig
     from training.model.models import build, hf_config

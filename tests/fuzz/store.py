@@ -250,11 +250,11 @@ def _delivered(path: Path) -> None:
 
 
 def _answers(path: Path) -> None:
-    from corpus.generation.answers import Answer, AnswerStore
+    from corpus.generation.answers import AnswerStore, EndpointAnswer
 
     with closing(AnswerStore(path.parent)) as store:
         store.get("k")
-        store.put([("l", Answer("a"))])
+        store.put([("l", EndpointAnswer("a"))])
         store.get("l")
 
 

@@ -40,7 +40,7 @@ _IN_USE = 0.9
 """Share of a GPU's memory. If less than this is free, another process uses the rest: CUDA itself takes less."""
 _MIB = 2**20
 _ON_CPU = "or set launch.device to cpu"
-_PROGRAM = "import json; from infra.launch import gpus; print(json.dumps(gpus.describe().as_json()))"
+_PROGRAM = "import json; from infra.launch.devices import gpus; print(json.dumps(gpus.describe().as_json()))"
 _PART = re.compile(r"^nvidia-(?P<part>[a-z0-9-]+)-cu(?P<major>\d+)$")
 _LIBRARY = re.compile(r"/lib(?:cudart|cublas|cublasLt|cudnn|cufft|curand|cusparse|cusolver|nccl|nvrtc)\.so[.\d]*$")
 

@@ -183,7 +183,7 @@ journal.traceback("clean", "text")
 journal.end({"status": "failed", "stages": [], "errors": []})
 print(RunJournal(Path("runs"), "run").result()["status"], journal.rows["clean"].status, flush=True)
 sys.stdin.readline()
-journal.row(JournalRow("clean", "built"))
+journal.row(JournalRow("clean", "built", fingerprint="0" * 16, digest="0" * 64))
 print(journal.read()[-1]["status"])
 """
     assert in_two_parts(layer, begin, end, error) == ["failed failed", "built"]

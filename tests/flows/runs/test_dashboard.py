@@ -33,6 +33,8 @@ from infra.store.store import Store
 from tests.support.pipelines import full_config
 from tests.support.programs.command import write_config
 
+ADDRESS = {"fingerprint": "0" * 16, "digest": "0" * 64}
+
 HOSTILE = "<img src=x onerror=alert(1)>\"'</script>"
 PORT = 4100
 
@@ -109,7 +111,7 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     (journal.folder / PICTURE).write_text(json.dumps(drawing_of(nodes).as_json()))
     for name in ("ingest", "pretrain", "sft"):
         journal.row(JournalRow(name, "waiting"))
-    journal.row(JournalRow("ingest", "built", seconds=61.0, headline="7 documents"))
+    journal.row(JournalRow("ingest", "built", **ADDRESS, seconds=61.0, headline="7 documents"))
     journal.row(JournalRow("pretrain", "running"))
     journal.message("pretrain", {"kind": "progress", "done": 30, "total": 120, "unit": "batches", "note": ""})
     path = root / ".work" / "pretrain" / "abc" / "scratch" / "journal.jsonl"
@@ -288,7 +290,7 @@ def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tm
     (aux / "first_screen.json").write_text(json.dumps(first))
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
     journal.begin(pipeline="tiny", config="tiny.yaml")
-    journal.row(JournalRow("report", "built", seconds=1.0, path=str(aux.parent)))
+    journal.row(JournalRow("report", "built", **ADDRESS, seconds=1.0, path=str(aux.parent)))
     journal.end({"status": "done", "errors": [], "stages": []})
 
     page = client(root).get(f"/run/{journal.run_id}").text
@@ -309,7 +311,7 @@ def test_answers_of_all_models_to_one_prompt_stand_side_by_side_before_there_is_
         aux.mkdir(parents=True)
         line = {"prompt": "Why?", "answers": {model: f"{model} of {stage} {HOSTILE}" for model in models}}
         (aux / "samples.jsonl").write_text(json.dumps(line) + "\n")
-        journal.row(JournalRow(stage, "built", seconds=1.0, path=str(aux.parent)))
+        journal.row(JournalRow(stage, "built", **ADDRESS, seconds=1.0, path=str(aux.parent)))
 
     page = client(root).get(f"/run/{journal.run_id}").text
 
@@ -371,12 +373,18 @@ def test_home_names_what_needs_a_person(tmp_path: Path) -> None:
         journal = RunJournal(root / "runs", f"20261128-00000{number}-000000-aaaaaa")
         journal.begin(pipeline=f"pipeline-{status}", config="c.yaml")
         folder = root / "pretrain" / (f"{number}" * 16)
-        journal.row(JournalRow("pretrain", "built", seconds=61.0, path=str(folder)))
+        journal.row(JournalRow("pretrain", "built", **ADDRESS, seconds=61.0, path=str(folder)))
         if status == "done":
             write_times(folder, 100.0, usd_per_hour=36.0)
         message = {"kind": "event", "time": 1.0, "name": "correction", "message": f"{HOSTILE} went back"}
         journal.message("pretrain", message)
-        journal.end({"status": status, "errors": [], "stages": [{"stage": "pretrain", "status": "built"}]})
+        journal.end(
+            {
+                "status": status,
+                "errors": [],
+                "stages": [{"stage": "pretrain", "status": "built", **ADDRESS}],
+            }
+        )
     text = client(root).get("/").text
     for needed in ("A gate refused the model of pipeline-refused", "corrected its training", "round-1 wait for labels"):
         assert needed in text

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from corpus.documents.selection import read_batches
-from corpus.generation.answers import Answer, AnswerStore
+from corpus.generation.answers import AnswerStore, EndpointAnswer
 from flows.runs.journal import RunJournal
 from infra.errors import StageError
 from infra.io.json import BadJson, parse_own_json
@@ -88,13 +88,13 @@ def test_a_ledger_of_delivered_messages_of_another_form_is_set_aside(statement: 
 @pytest.mark.parametrize("content", [3, "3", "[]", "{", '{"text": 3}', '{"other": "x"}', b"\xff"], ids=str)
 def test_a_kept_answer_of_another_form_is_asked_for_again(content: Any, tmp_path: Path) -> None:
     with closing(AnswerStore(tmp_path)) as store:
-        store.put([("k", Answer("a"))])
-        assert store.get("k") == Answer("a")
+        store.put([("k", EndpointAnswer("a"))])
+        assert store.get("k") == EndpointAnswer("a")
         with store._file:
             store._file.execute("UPDATE answers SET answer = ?", (content,))
         assert store.get("k") is None
-        store.put([("k", Answer("b"))])
-        assert store.get("k") == Answer("b")
+        store.put([("k", EndpointAnswer("b"))])
+        assert store.get("k") == EndpointAnswer("b")
 
 
 def test_a_cell_that_is_no_text_is_no_json() -> None:
