@@ -262,7 +262,7 @@ class Dashboard:
         return FileResponse(store.path(manifest) / path, media_type=media_type, headers=headers)
 
     async def static(self, request: Request) -> Response:
-        name, kind = request.path_params["name"], request.url.path.rpartition(".")[2]
+        name, kind = request.path_params["name"], request.scope["path"].rpartition(".")[2]
         files = {
             "style.css": STYLE_SHEET,
             "dashboard.css": TEMPLATES / "dashboard.css",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -390,3 +391,24 @@ def test_home_names_what_needs_a_person(tmp_path: Path) -> None:
         assert needed in text
     assert "1 min 1 s" in text and "onerror" in text and "<img" not in text
     assert re.findall(r'data-label="cost">([^<]*)<', text) == ["1.00 USD", ""], "by the ledger, or unknown"
+
+
+def test_a_query_that_is_no_text_is_answered(tmp_path: Path) -> None:
+    """No client library sends such bytes, but anybody can."""
+    sent: list[Any] = []
+    path = {"path": "/style.css", "raw_path": b"/style.css", "root_path": "", "query_string": b"\xb5/\xfd"}
+    host = {
+        "headers": [(b"host", f"127.0.0.1:{PORT}".encode())],
+        "server": ("127.0.0.1", PORT),
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "scheme": "http", "http_version": "1.1", **path, **host}
+    asyncio.run(client(tmp_path).app(scope, receive, send))
+    assert sent[0]["status"] == 200
