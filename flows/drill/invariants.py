@@ -20,9 +20,10 @@ from infra.store.left_memory import MEMORY, NUMBERS
 from infra.store.store import Store
 
 CLOCKED = re.compile(
-    r"/(tokens_per_s|time_left_s|tflops|mfu|memory_gb|generated_tokens_per_s|generating_share|(trainer|sampler)_idle_share)$|seconds|_s$"
+    r"/(tokens_per_s|time_left_s|tflops|mfu|memory_gb|generated_tokens_per_s|generating_share|(trainer|sampler)_idle_share"
+    r"|samplers_replaced)$|seconds|_s$"
 )
-"""Metrics in which a process measures itself: another run has other values."""
+"""Metrics in which a process measures itself, or counts faults: another run has other values."""
 EXIT_CODES = {"done": 0, "failed": 1, "invalid": 2, "refused": 3, "cancelled": 130}
 
 
