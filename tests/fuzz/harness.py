@@ -206,7 +206,7 @@ def run_batch(target: Target, count: int, number: int, state: State, folder: Pat
     try:
         examine()
     except Violation:
-        pass
+        assert minimal, "a violation is raised with the input that caused it"
     except (HypothesisException, BaseExceptionGroup):
         if not chosen:
             raise

@@ -178,9 +178,9 @@ def _answer(app: Callable[..., Any], request: Request) -> tuple[int, bytes]:
 def _model(process: int) -> Path:
     """A model of one layer, untrained, in a folder for this process."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
-    from corpus.tokens.chat_template import CHAT_TEMPLATE, END_OF_TEXT, PAD, SPECIAL_TOKENS
+    from corpus.tokens.chat_template import SPECIAL_TOKENS
+    from tests.support.tokenizers import with_chat
     from training.checkpoint.export import export
     from training.config import ModelConfig
     from training.model.models import build, hf_config
@@ -195,15 +195,7 @@ def _model(process: int) -> Path:
         vocab_size=300, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(["What is a list? It is a sequence."], trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=PAD,
-        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder / "tokenizer")
+    with_chat(tokenizer).save_pretrained(folder / "tokenizer")
     config = ModelConfig(family="llama", layers=1, width=16, heads=2, positions=512)
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
     export(build(hf_config(config, 300, special), seed=3), folder / "tokenizer", folder / "model")
