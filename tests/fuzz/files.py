@@ -48,7 +48,7 @@ def _members(group: str) -> list[str]:
 @cache
 def _contents(name: str) -> SearchStrategy[bytes]:
     content, suffix = _seeds(name), Path(foreign.KINDS[name].name).suffix
-    # A file may be of another form than its suffix says: then its bytes are damaged.
+    # A file may be of another form than that of its suffix: then its bytes are damaged.
     with suppress(ValueError):
         if name == "README of a dataset":
             front = yaml.safe_load(content.split(b"---\n")[1])
