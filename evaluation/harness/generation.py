@@ -28,6 +28,13 @@ PLAIN = frozenset(
     }
 )  # fmt: skip
 """Keys of a generation_config.json that ask for no more than the likeliest token."""
+WITHOUT_EFFECT = {
+    "num_beams": 1, "num_beam_groups": 1, "num_return_sequences": 1, "min_length": 0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0, "repetition_penalty": 1, "encoder_repetition_penalty": 1, "length_penalty": 1,
+    "diversity_penalty": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
+}  # fmt: skip
+"""Values by which other keys change nothing: the defaults of transformers 4. transformers 5 has none, and writes these,
+and switches that are off, as if they were requests."""
 
 
 class StopText:
@@ -104,10 +111,15 @@ def is_plain(model: PreTrainedModel, arguments: Mapping[str, Any]) -> bool:
         arguments: those of `generate` except lengths, attention mask and stop strings.
     """
     settings = model.generation_config.to_diff_dict() if model.generation_config else {}
+    requested = {
+        key
+        for key, value in settings.items()
+        if value is not None and value is not False and WITHOUT_EFFECT.get(key, ...) != value
+    }
     sampled = arguments.get("do_sample") or (
         arguments.get("do_sample") is None and arguments.get("temperature", 0.0) != 0.0
     )
-    return not sampled and arguments.keys() <= {"do_sample", "temperature"} and settings.keys() <= PLAIN
+    return not sampled and arguments.keys() <= {"do_sample", "temperature"} and requested <= PLAIN
 
 
 def supports(model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:

@@ -25,6 +25,7 @@ from transformers import (
 from evaluation.generation.decoding import Decoder, generate
 from evaluation.generation.slots import ModelSlots, unseen
 from evaluation.generation.token_choice import ChosenAnswer, SamplingOptions, TokenBias, choose_tokens
+from evaluation.harness.generation import is_plain
 from infra.run import Run
 
 WORDS, STOPS = 61, set(range(0, 61, 8))
@@ -262,3 +263,26 @@ def test_a_stop_string_of_a_space_is_seen_in_tokens_whose_space_sentencepiece_dr
     ended = StopText(tokenizer, [" "])
     assert not ended.ends([2]) and not ended.ends([2, 4])
     assert ended.ends([2, 4, 3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        ({}, True),
+        (
+            {"repetition_penalty": 1.0, "num_beams": 1, "output_attentions": False, "top_p": 0.8, "do_sample": True},
+            True,
+        ),
+        ({"repetition_penalty": 1.1}, False),
+        ({"num_beams": 2}, False),
+        ({"bad_words_ids": [[1]]}, False),
+    ],
+)
+def test_only_settings_with_an_effect_leave_the_decoder_unused(settings: dict, plain: bool, tmp_path: Path) -> None:
+    """A model without a generation_config.json, and one saved and loaded by transformers, whose defaults changed."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=WORDS, intermediate_size=48, num_key_value_heads=2))
+    model.generation_config.update(**settings)
+    assert is_plain(model, {"do_sample": False, "temperature": 0.0}) == plain
+    model.save_pretrained(tmp_path)
+    assert is_plain(LlamaForCausalLM.from_pretrained(tmp_path), {"do_sample": False}) == plain
