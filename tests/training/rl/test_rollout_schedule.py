@@ -186,6 +186,32 @@ def test_a_sampler_that_dies_is_replaced_and_counted_and_its_answers_are_written
         _used(pool, 0)
 
 
+def test_weights_outlive_answers_that_arrive_while_they_are_handed_over(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As answers arrive, weights that nothing needs are removed; those of the next round are written just then."""
+    written, later = threading.Event(), threading.Event()
+
+    class Timed(Fake):
+        """Finishes the third part once the weights of round 1 are written."""
+
+        def answer(self, part: RoundPart, questions: PartPrompts, weights: Path) -> PartAnswers:
+            if part.number == 2:
+                assert written.wait(60)
+            if part.number == 3:
+                later.set()
+            return super().answer(part, questions, weights)
+
+    def metric(name: str, value: float, step: int | None = None) -> None:
+        if step:
+            written.set()
+            assert later.wait(60), "the third part did not arrive"
+
+    monkeypatch.setattr(run, "metric", metric)
+    with _pool(run, [Timed()], max_staleness=1, parts=2) as pool:
+        assert [_used(pool, number) for number in range(3)] == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_what_a_round_used_in_free_order_is_used_again_after_a_kill(run: Run, tmp_path: Path, journal: Any) -> None:
     """A checkpoint in round 1, then two more rounds, then a kill. The first sampler is so slow that its answers come
     too late, so that rounds use other parts than their own."""

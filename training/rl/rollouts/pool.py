@@ -91,9 +91,12 @@ class SamplerPool:
     def update(self, number: int) -> None:
         """Hand over the current weights, with which round `number` begins."""
         began = time.perf_counter()
-        write_weights(self._weights(), self._path(number))
+        unnamed = self._folder / "half-written.safetensors"
+        write_weights(self._weights(), unnamed)
         self._run.metric("rlhf/weights_handover_s", time.perf_counter() - began, number * self._config.round_batches)
         with self._changed:
+            # Named and scheduled at once: a sampler's thread removes every named version that the schedule lacks.
+            unnamed.replace(self._path(number))
             self._schedule.update(number)
             if not self._is_begun:
                 self._repeat()
@@ -299,10 +302,8 @@ class SamplerPool:
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write weights to a file, tied ones once; it gets its name when it is complete."""
+    """Write weights to a file, tied ones once."""
     distinct: dict[int, str] = {}
     for name, value in weights.items():
         distinct.setdefault(value.data_ptr(), name)
-    half = path.with_name(f"half-written-{path.name}")
-    save_file({name: weights[name].contiguous() for name in distinct.values()}, half)
-    half.replace(path)
+    save_file({name: weights[name].contiguous() for name in distinct.values()}, path)
