@@ -30,12 +30,15 @@ class Settings:
 
     host: the address that Prefect and MLflow listen on. database: `sqlite`, or a PostgreSQL URL without password.
     guarded: True if they ask for credentials. ports: by service, kept so that links stay valid.
+    keep_days: days after which runs are forgotten of whose results nothing is left, see `flows.runs.retention`; 0 for
+    never.
     """
 
     host: str = HOST
     database: str = SQLITE
     guarded: bool = False
     ports: Mapping[str, int] = field(default_factory=dict)
+    keep_days: int = 30
 
     @property
     def reach(self) -> str:
@@ -88,9 +91,12 @@ def settings_of(root: Path | str) -> Settings:
     path = servers_folder(root) / "settings.json"
     fields = read_state(path, _LOST, {})
     try:
-        return Settings(**fields)
+        settings = Settings(**fields)
     except TypeError as error:
         raise damaged(path, f"not as expected: {error}", _LOST) from error
+    if type(settings.keep_days) is not int or settings.keep_days < 0:
+        raise damaged(path, f"keep_days: expected a number of days, got {settings.keep_days!r}", _LOST)
+    return settings
 
 
 def prefect_page(root: Path | str) -> str | None:
@@ -111,7 +117,7 @@ def run_page(root: Path | str, run_id: str) -> str | None:
     return f"{settings_of(root).page_of(url)}/run/{run_id}" if url else None
 
 
-def chosen(before: Settings, host: str | None) -> Settings:
+def chosen(before: Settings, host: str | None, keep_days: int | None = None) -> Settings:
     """Return the settings for `up`: those requested now, else the previous ones, so that a reboot changes nothing.
 
     Raises ConfigError if that would open a server without credentials.
@@ -127,7 +133,9 @@ def chosen(before: Settings, host: str | None) -> Settings:
         message = "these servers were started with credentials, and would now start without"
         fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
         raise ConfigError(Problem("no_credentials", AUTH, message, fix))
-    return Settings(host, described(url) if url else before.database, login is not None, before.ports)
+    if keep_days is None:
+        keep_days = before.keep_days
+    return Settings(host, described(url) if url else before.database, login is not None, before.ports, keep_days)
 
 
 def is_loopback(host: str) -> bool:
