@@ -22,6 +22,11 @@ from infra.errors import Problem
     type=click.IntRange(0),
     help="Forget runs after so many days, unless something they built is in the store; 30 by default, 0: never.",
 )
+@click.option(
+    "--keep-runs",
+    type=click.IntRange(0),
+    help="And once so many newer ones of the pipeline are like it; 500 by default.",
+)
 @as_json
 def command(
     root: str | None,
@@ -29,6 +34,7 @@ def command(
     mlflow_port: int | None,
     host: str | None,
     keep_days: int | None,
+    keep_runs: int | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
@@ -51,6 +57,7 @@ def command(
         mlflow_port=mlflow_port,
         host=host,
         keep_days=keep_days,
+        keep_runs=keep_runs,
         say=lambda line: click.echo(line, err=True),
     )
     os.environ.update(environment(folder))

@@ -26,8 +26,6 @@ from infra.servers.settings import settings_of
 from infra.servers.state import prefect_api_url, servers_folder
 from infra.store.store import Store
 
-MOST_RUNS = 500
-"""Runs of a pipeline that are kept, besides those that are needed: eight hours of one that runs every minute."""
 TIDIED_EVERY_S = 3600.0
 LOG_BYTES = 20_000_000
 """Size from which the log of a server is begun anew; the one before is kept next to it."""
@@ -51,9 +49,9 @@ def tidy(store: Store) -> None:
 
 def forgettable(store: Store) -> list[RunJournal]:
     """Return the runs that nothing needs, and that are too old or too many by the settings of `stemma up`."""
-    keep_days = settings_of(store.root).keep_days
+    settings = settings_of(store.root)
     folder = store.layout.runs
-    if store.remote is not None or not keep_days or not folder.is_dir():
+    if store.remote is not None or not settings.keep_days or not folder.is_dir():
         return []
     builders = {manifest.run_id for _, manifest in store.manifests()}
     by_pipeline: dict[str, list[tuple[RunJournal, dict[str, Any]]]] = defaultdict(list)
@@ -61,12 +59,12 @@ def forgettable(store: Store) -> list[RunJournal]:
         journal = RunJournal(folder, path.name)
         if pipeline := (start := journal.start_record()).get("pipeline"):
             by_pipeline[pipeline].append((journal, start))
-    oldest = time.time() - keep_days * DAY_S
+    oldest = time.time() - settings.keep_days * DAY_S
     return [
         journal
         for runs in by_pipeline.values()
         for number, (journal, start) in enumerate(_unneeded(runs))
-        if journal.run_id not in builders and (number >= MOST_RUNS or start["time"] < oldest)
+        if journal.run_id not in builders and (number >= settings.keep_runs or start["time"] < oldest)
     ]
 
 

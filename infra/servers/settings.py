@@ -7,8 +7,9 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,8 +31,8 @@ class Settings:
 
     host: the address that Prefect and MLflow listen on. database: `sqlite`, or a PostgreSQL URL without password.
     guarded: True if they ask for credentials. ports: by service, kept so that links stay valid.
-    keep_days: days after which runs are forgotten of whose results nothing is left, see `flows.runs.retention`; 0 for
-    never.
+    keep_days, keep_runs: days, and newer runs of the pipeline, after which a run is forgotten of whose results nothing
+    is left, see `flows.runs.retention`; 0 days for never.
     """
 
     host: str = HOST
@@ -39,6 +40,7 @@ class Settings:
     guarded: bool = False
     ports: Mapping[str, int] = field(default_factory=dict)
     keep_days: int = 30
+    keep_runs: int = 500
 
     @property
     def reach(self) -> str:
@@ -94,8 +96,9 @@ def settings_of(root: Path | str) -> Settings:
         settings = Settings(**fields)
     except TypeError as error:
         raise damaged(path, f"not as expected: {error}", _LOST) from error
-    if type(settings.keep_days) is not int or settings.keep_days < 0:
-        raise damaged(path, f"keep_days: expected a number of days, got {settings.keep_days!r}", _LOST)
+    for name in ("keep_days", "keep_runs"):
+        if type(value := getattr(settings, name)) is not int or value < 0:
+            raise damaged(path, f"{name}: expected a number, 0 or more, got {value!r}", _LOST)
     return settings
 
 
@@ -117,10 +120,13 @@ def run_page(root: Path | str, run_id: str) -> str | None:
     return f"{settings_of(root).page_of(url)}/run/{run_id}" if url else None
 
 
-def chosen(before: Settings, host: str | None, keep_days: int | None = None) -> Settings:
+def chosen(before: Settings, host: str | None, **kept: int | None) -> Settings:
     """Return the settings for `up`: those requested now, else the previous ones, so that a reboot changes nothing.
 
     Raises ConfigError if that would open a server without credentials.
+
+    Args:
+        kept: keep_days and keep_runs; None as before.
     """
     login = credentials()
     host = host or before.host
@@ -133,9 +139,9 @@ def chosen(before: Settings, host: str | None, keep_days: int | None = None) -> 
         message = "these servers were started with credentials, and would now start without"
         fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
         raise ConfigError(Problem("no_credentials", AUTH, message, fix))
-    if keep_days is None:
-        keep_days = before.keep_days
-    return Settings(host, described(url) if url else before.database, login is not None, before.ports, keep_days)
+    keeps: dict[str, Any] = {name: value for name, value in kept.items() if value is not None}
+    stored = described(url) if url else before.database
+    return replace(before, host=host, database=stored, guarded=login is not None, **keeps)
 
 
 def is_loopback(host: str) -> bool:

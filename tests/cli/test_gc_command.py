@@ -114,8 +114,9 @@ def test_a_run_is_forgotten_once_nothing_is_left_of_what_it_built(run: Run, data
     assert [message["build_id"] for message in messages if message["kind"] == "run_forgotten"] == [second]
 
 
-def test_many_runs_of_nothing_new_leave_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.runs.retention.MOST_RUNS", 3)
+def test_many_runs_of_nothing_new_leave_the_newest(store: Store) -> None:
+    make_servers_folder(store.root)
+    Settings(keep_runs=3).write(store.root)
     made = make_artifact(store, "clean", {"a": "1"}, run_id="of a manifest")
     for _ in range(6):
         record_run(store, "p", [made])
@@ -126,7 +127,6 @@ def test_many_runs_of_nothing_new_leave_the_newest(store: Store, monkeypatch: py
     names = sorted(path.name for path in store.layout.runs.iterdir())
     assert sorted(journal.run_id for journal in forgettable(store)) == names[:3]
     assert trial in names[3:]
-    make_servers_folder(store.root)
     Settings(keep_days=0).write(store.root)
     assert forgettable(store) == []
 

@@ -93,7 +93,7 @@ def retention(keep_days: int) -> dict[str, str]:
     return {
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(keep_days * DAY_S),
-        "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": str(min(keep_days, EVENT_DAYS) * DAY_S),
+        "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": f"P{min(keep_days, EVENT_DAYS)}D",
     }
 
 
