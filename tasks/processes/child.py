@@ -35,7 +35,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.devices.gpu_usage import sampled
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
-from infra.leases.lease import Claim
+from infra.leases.lease import LeaseClaim
 from infra.ledger.record import TIMES, TimeRecord
 from infra.process.held_folder import hold_sockets
 from infra.process.lifetime import die_with_parent, leave
@@ -60,7 +60,7 @@ class Job:
 
     keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every step.
     measurement: the folder for the measurement of the model that is trained, empty too; "" if there is no measurement.
-    claim: the lease that it works under, as `infra.leases.lease.Claim`; empty for work that has none.
+    claim: the lease that it works under, as `infra.leases.lease.LeaseClaim`; empty for work that has none.
     checkpoint_place, answers: see `infra.run.Run`.
     """
 
@@ -165,7 +165,7 @@ def _build_job(job_path: Path) -> int:
     hold_sockets()
     job = Job.read(job_path)
     if job.claim and "RANK" not in os.environ:
-        Claim(**job.claim).hold()
+        LeaseClaim(**job.claim).hold()
     if "RANK" in os.environ:
         outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
     elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
