@@ -86,7 +86,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrainingMeasurement:
     """The measurement that the process of a training took of its model, once the model was written.
 
     place: position in the journal of the first byte about the measurement. started: seconds since 1970.
@@ -114,7 +114,7 @@ class ChildOutcome:
     device: str = ""
     time: float = field(default_factory=time.time)
     measuring: bool = False
-    measured: Measured | None = None
+    measured: TrainingMeasurement | None = None
 
     @property
     def is_built(self) -> bool:
@@ -134,7 +134,7 @@ class ChildOutcome:
         except (FileNotFoundError, ValueError):
             return None
         measured = content.pop("measured", None)
-        return cls(**content, measured=Measured(**measured) if measured else None)
+        return cls(**content, measured=TrainingMeasurement(**measured) if measured else None)
 
 
 def main(argument: str) -> int:
@@ -399,7 +399,9 @@ def _measured(
         position, started, ticks = run.place() or 0, time.time(), time.monotonic()
         result = measure(Path(job.measurement), run)
         seconds = round(time.monotonic() - ticks, 3)
-        return replace(built, measured=Measured(_plain(result.figures), result.headline, position, started, seconds))
+        return replace(
+            built, measured=TrainingMeasurement(_plain(result.figures), result.headline, position, started, seconds)
+        )
     except Cancelled:
         return measuring
     except Exception as error:
