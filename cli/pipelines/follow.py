@@ -28,7 +28,7 @@ def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator
     from rich.console import Console
 
     console = Console(stderr=True)
-    show: Any = _Table(console, debug) if console.is_terminal and not quiet else _PlainLines(console, debug)
+    show: Any = _Table(console, debug) if console.is_terminal and not quiet else _StatusLines(console, debug)
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(journal, show, ended), name="follower", daemon=True)
     thread.start()
@@ -54,7 +54,7 @@ def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
             is_last_look = ended.wait(interval.seconds)
 
 
-class _PlainLines:
+class _StatusLines:
     """One line a change of status, one an event, and progress every few seconds."""
 
     def __init__(self, console: Any, debug: bool) -> None:
@@ -62,7 +62,7 @@ class _PlainLines:
         self._debug = debug
         self._shown: dict[str, float] = {}
 
-    def __enter__(self) -> _PlainLines:
+    def __enter__(self) -> _StatusLines:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,7 +143,7 @@ class _Table:
         from rich.live import Live
 
         self._console = console
-        self._lines = _PlainLines(console, debug)
+        self._lines = _StatusLines(console, debug)
         self._status: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._running: dict[str, _StagePace] = {}

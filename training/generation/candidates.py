@@ -27,7 +27,7 @@ from training.model.models import limit_length, load
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
+class CandidateSampling:
     """Options of sampling. temperature: 0 takes the likeliest token, so that one model has no two answers."""
 
     temperature: float = 0.7
@@ -62,7 +62,7 @@ def write_export(
     models: Mapping[str, Path],
     prompts: Sequence[str],
     count: int,
-    drawing: SamplingOptions,
+    drawing: CandidateSampling,
     out: Path,
     run: Run,
     **noted: Any,
@@ -94,7 +94,7 @@ def _known_of(folder: Path) -> dict[str, str]:
 
 
 def answer_pairs(
-    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: SamplingOptions, run: Run
+    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: CandidateSampling, run: Run
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return `count` of the given prompts, in an order that the seed decides, each with two (model, answer) that
     differ.
@@ -127,7 +127,7 @@ def answer_pairs(
 
 
 def _answers(
-    folder: Path, prompts: Sequence[str], drawing: SamplingOptions, seed: int, run: Run, name: str
+    folder: Path, prompts: Sequence[str], drawing: CandidateSampling, seed: int, run: Run, name: str
 ) -> list[str]:
     if not prompts:
         return []
