@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from evaluation.pages.parts import Figure, Section, Table, render_page
 from evaluation.results.artifacts import Artifact
+from evaluation.results.stage_order import WEIGHTS
 from infra.store.branches import Branch
 
-MODELS = ("pretrain", "base_model", "average", "sft", "preference_tuning", "distill", "rlhf", "reward_model")
 FILES_SHOWN = 200
 DRAWN = 300
 """Most nodes of a picture; one with more is unreadable."""
@@ -200,7 +200,7 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def _box(artifact: Artifact) -> LineageBox:
-    is_model = artifact.stage in MODELS
+    is_model = artifact.stage in WEIGHTS
     if artifact.manifest is None:
         return LineageBox(artifact.id, artifact.id, "no manifest", artifact.id, is_model)
     tooltip = (
@@ -227,7 +227,8 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     name = nodes[0]["id"]
     title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"
     boxes = [
-        LineageBox(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in MODELS) for node in nodes
+        LineageBox(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in WEIGHTS)
+        for node in nodes
     ]
     branches = {node["id"]: node["continues"] for node in nodes if node.get("continues")}
     edges = {
