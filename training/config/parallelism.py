@@ -32,7 +32,7 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class SharedTraining:
-    """What is known of a pretraining whose work ranks share; None and {} for what is only known once it begins.
+    """Known facts of a pretraining whose work ranks share; None and {} for those that are only known once it begins.
 
     values: the model's config of transformers, as a mapping.
     length: tokens of a sequence.

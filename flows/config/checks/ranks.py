@@ -90,7 +90,7 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
 
 
 def _shared(launch: LaunchConfig, nodes: Graph, inputs: Mapping[str, str], section: PretrainConfig) -> SharedTraining:
-    """What a config shows of a pretraining whose work ranks share."""
+    """Facts that a config shows of a pretraining whose work ranks share."""
     # The batch, in sequences of the shards.
     shards = nodes.get(inputs.get("shards", ""))
     length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
