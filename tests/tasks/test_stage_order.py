@@ -1,4 +1,4 @@
-"""What readers of artifacts know of the stages is what tasks/stages.py declares."""
+"""Lists of stages by kind, for readers of artifacts, against the declarations in tasks/stages.py."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What the pages draw and write: lineage, plots, numbers."""
+"""Drawings and words of the pages: lineage, plots, numbers."""
 
 from __future__ import annotations
 
