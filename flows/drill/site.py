@@ -161,8 +161,8 @@ class Site:
     def left_files(self) -> list[str]:
         """The temporary files that are left, except torch's cache of kernels.
 
-        A process that imports torch makes the folder of that cache for later ones, and keeps it. The import server has its
-        own temporary files; only a stage that starts without it, because it was killed, does so here.
+        A process that imports torch makes the folder of that cache for later ones, and keeps it. The import server has
+        its own temporary files; only a stage that starts without it, because it was killed, does so here.
         """
         names = (path.name for path in self.temporary.iterdir())
         return sorted(name for name in names if not name.startswith("torchinductor_"))
