@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from flows.drill.layer import Layer
+from flows.drill.layer import FaultLayer
 from flows.drill.watch import MARK, Watch, marked, wait_for
 from infra.io.json import parse_own_json
 from infra.project import python_path
@@ -54,7 +54,12 @@ class Site:
     """A store in `folder`, with a folder for temporary files and a mark on each of its processes."""
 
     def __init__(
-        self, folder: Path, config: Path, settings: Sequence[str], layer: Layer | None = None, servers: bool = False
+        self,
+        folder: Path,
+        config: Path,
+        settings: Sequence[str],
+        layer: FaultLayer | None = None,
+        servers: bool = False,
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self.root, self.temporary, self._said = folder / "store", folder / "tmp", folder / "said"
@@ -157,7 +162,7 @@ class Site:
         """The temporary files that are left, except torch's cache of kernels.
 
         A process that imports torch makes the folder of that cache for later ones, and keeps it. The import server has
-        temporary files of its own; only a stage that starts without it, because it was killed, does so here.
+        its own temporary files; only a stage that starts without it, because it was killed, does so here.
         """
         names = (path.name for path in self.temporary.iterdir())
         return sorted(name for name in names if not name.startswith("torchinductor_"))

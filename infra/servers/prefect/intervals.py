@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Interval:
+class ServiceInterval:
     """Seconds between two looks of a service.
 
     variable: of the setting, after PREFECT_SERVER_.
@@ -26,42 +26,42 @@ class Interval:
 
 
 INTERVALS = (
-    Interval(
+    ServiceInterval(
         "SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS",
         5,
         15,
         "Creates the next runs of a schedule that is new or was changed.",
         "No schedule of a pipeline fires within 15 seconds of its creation; runs started by hand do not need it.",
     ),
-    Interval(
+    ServiceInterval(
         "SERVICES_LATE_RUNS_LOOP_SECONDS",
         5,
         10,
         "Marks runs as Late that no worker has taken 15 seconds after their time.",
         "The mark is for people and notices. It comes up to 25 seconds after the run's time instead of 20.",
     ),
-    Interval(
+    ServiceInterval(
         "SERVICES_PAUSE_EXPIRATIONS_LOOP_SECONDS",
         5,
         60,
         "Fails runs whose pause has timed out.",
         "Flows of this project do not pause; pauses of other flows last for minutes or hours.",
     ),
-    Interval(
+    ServiceInterval(
         "SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS",
         20,
         60,
         "Cancels tasks and subflows that a cancelled run left behind, in two services.",
         "Runs of this project end their own tasks first, and have no subflows.",
     ),
-    Interval(
+    ServiceInterval(
         "SERVICES_FOREMAN_LOOP_SECONDS",
         15,
         30,
         "Shows workers and queues as offline in the page once they are silent.",
         "A worker counts as silent after 90 seconds. Lost runs are found by `lost_runs`, which does not depend on it.",
     ),
-    Interval(
+    ServiceInterval(
         "SERVICES_REPOSSESSOR_LOOP_SECONDS",
         15,
         30,
