@@ -20,7 +20,7 @@ _KNOWN = tuple(
     for mark, pattern in (
         ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
         ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
-        ("gh", r"\bgh[pousr]_[A-Za-z0-9]{36,}"),
+        *((f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{36,}}") for kind in "pousr"),
         ("github_pat_", r"\bgithub_pat_\w{40,}"),
         ("glpat-", r"\bglpat-[A-Za-z0-9_-]{20,}"),
         ("hf_", r"\bhf_[A-Za-z0-9]{30,}"),
