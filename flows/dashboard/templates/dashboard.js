@@ -171,6 +171,44 @@ document.addEventListener("click", async (event) => {
   else if (source && source.readyState === EventSource.CLOSED) location.reload();
 });
 
+// Actions on a model: the server runs each as a command, and reports here what became of it.
+const use = document.getElementById("use");
+
+async function follow(name) {
+  const button = use.querySelector(`[data-model="${name}"]`);
+  const outcome = use.querySelector(`#about-${name} .outcome`);
+  for (button.disabled = true; ; await new Promise((resolve) => setTimeout(resolve, 700))) {
+    const response = await fetch(`${use.dataset.address}/actions`);
+    const job = response.ok ? (await response.json())[name] : { state: "failed", message: "the page does not answer" };
+    if (!job) break;
+    outcome.textContent = job.message;
+    outcome.classList.toggle("failed", job.state === "failed");
+    if (job.state === "running") continue;
+    if (job.state === "done" && job.page) location.assign(job.page);
+    else if (job.state === "done") location.reload();
+    break;
+  }
+  button.disabled = false;
+}
+
+if (use) {
+  use.addEventListener("click", async (event) => {
+    const name = event.target.dataset.model;
+    if (!name) return;
+    const outcome = use.querySelector(`#about-${name} .outcome`);
+    event.target.disabled = true;
+    outcome.textContent = "";
+    outcome.classList.remove("failed");
+    const [ok, answer] = await send(`${use.dataset.address}/${name}`, {});
+    if (ok) return follow(name);
+    outcome.textContent = answer.message;
+    outcome.classList.add("failed");
+    event.target.disabled = false;
+  });
+  for (const outcome of use.querySelectorAll('.outcome[data-state="running"]'))
+    follow(outcome.closest(".use").querySelector("button").dataset.model);
+}
+
 const form = document.getElementById("change");
 if (form) {
   const inputs = [...form.elements].filter((input) => input.name);
