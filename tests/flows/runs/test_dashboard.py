@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -33,6 +34,7 @@ from infra.store.manifest import File, Manifest, SourceRecord
 from infra.store.store import Store
 from tests.support.pipelines import full_config
 from tests.support.programs.command import write_config
+from tests.support.programs.processes import wait_until
 
 ADDRESS = {"fingerprint": "0" * 16, "digest": "0" * 64}
 
@@ -47,8 +49,8 @@ def store(built_data: Path, tmp_path: Path) -> Path:
     return root
 
 
-def client(root: Path, login: Credentials | None = None) -> TestClient:
-    guarded: Any = OwnCallersOnly(app(root, login), Settings().callers(PORT))
+def client(root: Path, login: Credentials | None = None, *, is_read_only: bool = False) -> TestClient:
+    guarded: Any = OwnCallersOnly(app(root, login, is_read_only=is_read_only), Settings().callers(PORT))
     return TestClient(guarded, base_url=f"http://127.0.0.1:{PORT}")
 
 
@@ -199,11 +201,16 @@ def test_the_same_callers_as_prefects(store: Path) -> None:
     assert pages.post(change, json={"settings": {}}, headers={"Origin": "http://evil.example"}).status_code == 403
     assert pages.post(change, json={"settings": {"seed": 1}}).status_code == 400
 
+    promote = f"/model/sft/{'0' * 16}/promote"
+    assert pages.post(promote, json={}, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert pages.post(promote, content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
     login = Credentials("ada", "a long password")
     guarded = client(store, login)
     assert guarded.get("/health").status_code == 200
     for path in ("/", "/run/x", "/run/x/change", "/model/x", "/data/x", "/compare", "/artifact/a/b/c", "/dashboard.js"):
         assert guarded.get(path).status_code == 401
+    assert guarded.post(promote, json={}).status_code == 401
     assert guarded.get("/", headers={"Authorization": login.header}).status_code == 200
 
 
@@ -273,6 +280,54 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
         assert pages.get(f"/model/{path}").status_code == 404
         assert pages.get(f"/compare?a={path}&b=sft").status_code == 404
     assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
+
+
+def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    writes = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
+    scores = json.dumps({"architectures": ["LlamaForSequenceClassification"]}).encode()
+    base = write_artifact(root, "pretrain", 1, files={"config.json": writes})
+    model = write_artifact(root, "sft", 2, {"model": base}, files={"config.json": writes})
+    write_artifact(root, "reward_model", 3, {"model": model}, files={"config.json": scores})
+    record = {"status": "rejected", "reasons": [{"message": HOSTILE}]}
+    files = {"MODEL_CARD.md": b"", "registration.json": json.dumps(record).encode()}
+    write_artifact(root, "register", 4, {"model": base}, files=files)
+    pages = client(root)
+
+    def reasons(address: str) -> list[str]:
+        page = pages.get(f"/model/{address}").text
+        assert page.count(" disabled") == page.count("Not now: ")
+        return re.findall(r"Not now: (.*?)\.</b>", page)
+
+    assert reasons("sft/0000000000000002") == ["it was not registered: a pipeline with the section register does that"]
+    assert "next to pretrain/0000000000000001" in pages.get("/model/sft/0000000000000002").text
+    assert reasons("reward_model/0000000000000003")[0] == "it scores text and writes none"
+    assert reasons("pretrain/0000000000000001") == ["a gate refused it"] * 2
+
+    address = "/model/sft/0000000000000002"
+    assert pages.post(f"{address}/promote", json={}).status_code == 409
+    assert pages.post(f"{address}/chat/v1/chat/completions", json={}).status_code == 409, "it is not tried"
+    assert pages.post(f"{address}/chat/v1/models", json={}).status_code == 404
+    assert pages.get(f"{address}/chat/").url.path == address
+    # The command meets a model that is none, and its reason is shown.
+    assert pages.post(f"{address}/export", json={}).json()["state"] == "running"
+    wait_until(lambda: pages.get(f"{address}/actions").json()["export"]["state"] == "failed", timeout_s=120)
+    message = pages.get(f"{address}/actions").json()["export"]["message"]
+    assert "sft" in message and not list((root / "exports").iterdir())
+    assert message in html.unescape(pages.get(address).text)
+
+    pages = client(root, is_read_only=True)
+    assert set(reasons("sft/0000000000000002")) == {"this page was opened to read: `stemma up` serves one that can"}
+    for action in ("try", "export", "promote"):
+        assert pages.post(f"{address}/{action}", json={}).status_code == 403
+    journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny", config="tiny.yaml")
+    for action in ("keep", "cancel", "retry"):
+        assert pages.post(f"/run/{journal.run_id}/{action}", json={}).status_code == 403
+    assert not journal.is_to_keep()
+    assert client(root).post(f"/run/{journal.run_id}/keep", json={}).status_code == 200 and journal.is_to_keep()
 
 
 def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tmp_path: Path) -> None:
