@@ -103,6 +103,7 @@ class RunView:
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
+        self._corrections: dict[str, list[tuple[float, str]]] = {}
         self._ledger: RunLedger | None = None
         self._ledger_at, self._ledger_is_final = -LEDGER_S, False
         self._drawing = self._read_drawing()
@@ -238,10 +239,11 @@ class RunView:
                 if before and (earlier := before.between(metric, *steps)):
                     lines.append(Line("the run before", smoothed(earlier, half_life), "base"))
                 lines += [Line("each step", now, "train", faint=True), Line("now", smoothed(now, half_life), "train")]
+                marks = [mark for mark in self._corrections.get(step.name, ()) if now[0][0] <= mark[0] <= now[-1][0]]
                 if metric == "train/loss" and (validated := curves.between(VALIDATION, *steps)):
                     lines.append(Line("validation", validated, "validation"))
                 name = f"{step.name}: {title}"
-                chart = line_chart(name, lines, x_label=unit, y_label="", width=640, can_zoom=True)
+                chart = line_chart(name, lines, x_label=unit, y_label="", marks=marks, width=640, can_zoom=True)
                 drawn.append((name, chart))
             gpus = [
                 Line(f"GPU {number}", points, GPU_STYLES[at % len(GPU_STYLES)])
@@ -257,7 +259,8 @@ class RunView:
     def legend(self, chart: str) -> list[tuple[str, str]]:
         """Return the styles and labels of the lines of a chart, by its title."""
         if not chart.endswith(UTILISATION):
-            return [("train", "now"), ("base", "the run before"), ("validation", "validation")]
+            names = [("train", "now"), ("base", "the run before"), ("validation", "validation")]
+            return [*names, ("happened", "correction by the guard")]
         stage = chart.removesuffix(f": {UTILISATION}")
         steps = [step for step in [*self.running(), *self._trained()] if step.name == stage]
         journals = [journal for step in steps if (journal := self._curves_of(step))]
@@ -340,6 +343,7 @@ class RunView:
             case "begin":
                 # A retry records every step again.
                 self.begun, self.steps, self.retried_at = line, {}, -RETRY_PATIENCE_S
+                self._corrections = {}
             case "stage":
                 step = self.steps.setdefault(name, RunStep(name))
                 if line["status"] == "running" and step.status != "running":
@@ -353,6 +357,8 @@ class RunView:
                 self.steps[name].progress = line
             case "event":
                 self.log.append(line)
+                if line.get("name") == "correction" and isinstance(batch := line.get("back_to"), int):
+                    self._corrections.setdefault(name, []).append((float(batch), str(line.get("message", ""))))
         del self.log[:-LOG_LINES]
 
     def _inside(self, path: str | None) -> Path | None:

@@ -146,8 +146,12 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     with open(path, "a", encoding="utf8") as file:
         file.write(json.dumps({"kind": "rewind", "time": 2.0, "place": 0, "step": 1}) + "\n")
         file.write(json.dumps({"kind": "metric", "time": 2.0, "step": 2, "values": {"train/loss": 1.5}}) + "\n")
+    correction = {"kind": "event", "name": "correction", "message": HOSTILE, "back_to": 1}
+    journal.message("pretrain", correction)
     journal.row(JournalRow("ingest", "failed", headline=HOSTILE))
     view.follow()
+    loss = dict(view.charts())["pretrain: training loss, nats"]
+    assert loss.count('class="happened"') == 1 and HOSTILE not in loss
     assert ("pretrain: loss", "1.500") in view.figures()
     assert HOSTILE not in str(view.picture()) and "failed: &lt;img" in str(view.picture())
 
