@@ -31,6 +31,7 @@ from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import OwnCallersOnly
 from infra.servers.settings import Settings
 from infra.store.manifest import File, Manifest, SourceRecord
+from infra.store.promotions import Promotions
 from infra.store.store import Store
 from tests.support.pipelines import full_config
 from tests.support.programs.command import write_config
@@ -286,7 +287,10 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
     assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
 
 
-def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(tmp_path: Path) -> None:
+def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEMMA_RELAY", "off")
     root = tmp_path / "store"
     (root / "runs").mkdir(parents=True)
     (root / "format").write_text("1\n")
@@ -315,12 +319,26 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(tmp_path: Pa
     assert pages.post(f"{address}/chat/v1/chat/completions", json={}).status_code == 409, "it is not tried"
     assert pages.post(f"{address}/chat/v1/models", json={}).status_code == 404
     assert pages.get(f"{address}/chat/").url.path == address
-    # The command meets a model that is none, and its reason is shown.
-    assert pages.post(f"{address}/export", json={}).json()["state"] == "running"
-    wait_until(lambda: pages.get(f"{address}/actions").json()["export"]["state"] == "failed", timeout_s=120)
-    message = pages.get(f"{address}/actions").json()["export"]["message"]
-    assert "sft" in message and not list((root / "exports").iterdir())
-    assert message in html.unescape(pages.get(address).text)
+
+    def outcome(action: str) -> dict[str, str] | None:
+        job: dict[str, str] = pages.get(f"{address}/actions").json()[action]
+        return job if job["state"] != "running" else None
+
+    (root / "exports").write_text("in the way")
+    assert pages.post(f"{address}/export", json={}).json()["state"] in ("running", "failed")
+    failed = wait_until(lambda: outcome("export"), timeout_s=30)
+    assert isinstance(failed, dict) and failed["state"] == "failed"
+    assert failed["message"] in html.unescape(pages.get(address).text)
+    record = {"name": "tiny", "status": "registered", "reasons": []}
+    files = {"MODEL_CARD.md": b"", "registration.json": json.dumps(record).encode()}
+    write_artifact(root, "register", 5, {"model": model}, files=files)
+    assert pages.post(f"{address}/promote", json={}).status_code == 200
+    assert wait_until(lambda: outcome("promote"), timeout_s=120) == {
+        **{"state": "done", "page": ""},
+        "message": "promoted as tiny",
+    }
+    assert Promotions(root).all()["tiny"].digest == model.digest
+    assert reasons("sft/0000000000000002") == ["it is promoted, as tiny"]
 
     pages = client(root, is_read_only=True)
     assert set(reasons("sft/0000000000000002")) == {"this page was opened to read: `stemma up` serves one that can"}
