@@ -182,7 +182,8 @@ class RunView:
     def cost(self) -> list[tuple[str, str]]:
         """Return what the run cost so far as (subject, value); empty if that is unknown."""
         ledger = self.ledger()
-        return summary(ledger.account) if ledger and ledger.account.device_s else []
+        rows = summary(ledger.account) if ledger and ledger.account.device_s else []
+        return [("effective time (ETTR)" if subject == "ETTR" else subject, value) for subject, value in rows]
 
     def spent(self) -> list[tuple[str, str, str]]:
         """Return what the time of its devices was spent on: (kind and cause, device time, share)."""
@@ -266,6 +267,11 @@ class RunView:
         journals = [journal for step in steps if (journal := self._curves_of(step))]
         numbers = _gpu_numbers(self._followed(journals[0])) if journals else []
         return [(GPU_STYLES[at % len(GPU_STYLES)], f"GPU {number}") for at, number in enumerate(numbers)]
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return the log, newest first, without the beginnings of steps that were reused a moment later."""
+        reused = {step.name for step in self.steps.values() if step.status == "reused"}
+        return [line for line in reversed(self.log) if line.get("status") != "running" or line["stage"] not in reused]
 
     def printed(self) -> list[tuple[str, list[str]]]:
         """Return the last lines that each running stage has printed."""
@@ -381,9 +387,11 @@ class RunView:
         return self._work.get(step.name)
 
     def _trained(self) -> list[RunStep]:
-        """Return the trainings that this run has built, the newest first."""
-        built = [step for step in self.steps.values() if step.status == "built" and step.path is not None]
-        return [step for step in reversed(built) if step.path and _is_training(step.path.parent.name)]
+        """Return the trainings that this run has built, the newest first; those that it reused if it built none."""
+        ended = [step for step in reversed(list(self.steps.values())) if step.path is not None]
+        trained = [step for step in ended if step.path and _is_training(step.path.parent.name)]
+        built = [step for step in trained if step.status == "built"]
+        return built or ([step for step in trained if step.status == "reused"] if self.has_ended else [])
 
     def _curves_of(self, step: RunStep) -> Path | None:
         """Return the file with the metrics of a step that runs or was built."""

@@ -112,7 +112,7 @@ class Dashboard:
             undefined=StrictUndefined,
             trim_blocks=True,
         )
-        self._templates.filters |= {"seconds": seconds, "clock": _clock, "size": size}
+        self._templates.filters |= {"seconds": seconds, "clock": _clock, "moment": _moment, "size": size}
         # However many people watch a page, one thread reads the store for it.
         self._looks: dict[str, asyncio.Lock] = {}
         self._views: dict[str, RunView] = {}
@@ -483,7 +483,12 @@ def _is_name(text: str) -> bool:
 def _clock(when: float | str) -> str:
     if isinstance(when, str):
         return when[:16].replace("T", " ") + " UTC"
-    return time.strftime("%H:%M:%S", time.localtime(when))
+    return time.strftime("%H:%M:%S", time.gmtime(when))
+
+
+def _moment(when: float) -> str:
+    """Return seconds since 1970 as a date and time, as other pages show them."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))
 
 
 async def _unknown(_: Request, error: Exception) -> Response:
