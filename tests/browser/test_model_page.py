@@ -46,10 +46,10 @@ def test_a_model_is_exported_promoted_and_tried_from_its_page(
     expect.set_options(timeout=PATIENCE_MS)
     page.goto(f"{address}/model/rlhf")
     page.get_by_role("button", name="Promote").click()
-    expect(page.locator("#about-promote")).to_contain_text("it is promoted, as")
+    expect(page.locator("#about-promote")).to_contain_text("It is promoted, as")
     assert json.loads((root / "promotions.json").read_text())
     page.get_by_role("button", name="Export").click()
-    expect(page.locator("#about-export")).to_contain_text("it was exported to")
+    expect(page.locator("#about-export")).to_contain_text("It was exported to")
     (exported,) = (root / "exports").iterdir()
     assert {"README.md", "model.safetensors"} <= {path.name for path in exported.iterdir()}
 

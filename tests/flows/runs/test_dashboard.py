@@ -306,13 +306,14 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
 
     def reasons(address: str) -> list[str]:
         page = pages.get(f"/model/{address}").text
-        assert page.count(" disabled") == page.count("Not now: ")
-        return re.findall(r"Not now: (.*?)\.</b>", page)
+        shown = re.findall(r'<b class="reason">(.*?)\.</b>', page)
+        assert page.count(" disabled") == len(shown)
+        return [html.unescape(reason) for reason in shown]
 
-    assert reasons("sft/0000000000000002") == ["it was not registered: a pipeline with the section register does that"]
+    assert reasons("sft/0000000000000002") == ["It was not registered: a pipeline with the section register does that"]
     assert "next to pretrain/0000000000000001" in pages.get("/model/sft/0000000000000002").text
-    assert reasons("reward_model/0000000000000003")[0] == "it scores text and writes none"
-    assert reasons("pretrain/0000000000000001") == ["a gate refused it"] * 2
+    assert reasons("reward_model/0000000000000003")[0] == "It scores text and writes none"
+    assert reasons("pretrain/0000000000000001") == ["A gate refused it"] * 2
 
     address = "/model/sft/0000000000000002"
     assert pages.post(f"{address}/promote", json={}).status_code == 409
@@ -338,10 +339,10 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
         "message": "promoted as tiny",
     }
     assert Promotions(root).all()["tiny"].digest == model.digest
-    assert reasons("sft/0000000000000002") == ["it is promoted, as tiny"]
+    assert reasons("sft/0000000000000002") == ["It is promoted, as tiny"]
 
     pages = client(root, is_read_only=True)
-    assert set(reasons("sft/0000000000000002")) == {"this page was opened to read: `stemma up` serves one that can"}
+    assert set(reasons("sft/0000000000000002")) == {"This page was opened to read: `stemma up` serves one that can"}
     for action in ("try", "export", "promote"):
         assert pages.post(f"{address}/{action}", json={}).status_code == 403
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
