@@ -26,6 +26,7 @@ from infra.ledger.builds import hours, parts, summary
 from infra.process.tail import Tail, tail
 from infra.run import messages_in
 from infra.store.layout import AUX
+from tasks.processes.supervisor import FORKED
 from tasks.stages import STAGES
 
 MOST_BYTES = 20_000_000
@@ -276,7 +277,8 @@ class RunView:
     def printed(self) -> list[tuple[str, list[str]]]:
         """Return the last lines that each running stage has printed."""
         logs = [(step.name, self._journal_of(step)) for step in self.running()]
-        return [(name, tail(journal.parent / "stage.log", PRINTED_LINES)) for name, journal in logs if journal]
+        printed = [(name, tail(journal.parent / "stage.log", PRINTED_LINES)) for name, journal in logs if journal]
+        return [(name, [line for line in lines if line.rstrip() != FORKED]) for name, lines in printed]
 
     def answers(self) -> list[dict[str, Any]]:
         """Return prompts with the answers of several models: those of the newest step that has any, joined by the

@@ -244,6 +244,11 @@ if (form) {
   });
 }
 
+// On a phone the drawing of a run is wider than the page: the step that runs, or that failed, comes first.
+const drawing = document.getElementById("picture");
+const current = drawing && drawing.querySelector(".step.running, .step.failed");
+if (current) drawing.scrollLeft += current.getBoundingClientRect().left - drawing.getBoundingClientRect().left - 40;
+
 // A family may be wider than the page: the model that the page is about comes first.
 for (const box of document.querySelectorAll("#family .scroll")) {
   const self = box.querySelector(".shown");
