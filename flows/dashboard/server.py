@@ -128,6 +128,7 @@ class Dashboard:
             Route("/run/{run_id}/events", self.run_events),
             Route("/run/{run_id}/chart", self.chart),
             Route("/run/{run_id}/change", self.change, methods=["GET"]),
+            Route("/run/{run_id}/change/{flow_run}", self.changed),
             Route("/run/{run_id}/{action}", self.act, methods=["POST"]),
             Route("/models", self.models),
             Route("/model/{stage}/{fingerprint}/actions", self.model_states),
@@ -197,10 +198,17 @@ class Dashboard:
             values |= {"fields": [], "refused": str(error)}
         return self._page("change.html.j2", title, {}, "", **values)
 
+    async def changed(self, request: Request) -> Response:
+        """Whether a changed run failed before it began, and why."""
+        view = self._view(request.path_params["run_id"])
+        flow_run = request.path_params["flow_run"]
+        return await self._steered(lambda: {"message": self._flow_run(view)[0].reason_to_end(flow_run)})
+
     def _change(self, view: RunView, settings: Mapping[str, str]) -> dict[str, Any]:
         change = FormChange(*self._flow_run(view))
         try:
-            return {"message": "handed to the worker; it begins soon", "run_id": change.start(settings)}
+            run_id, flow_run = change.start(settings)
+            return {"message": "handed to the worker; it begins soon", "run_id": run_id, "flow_run": flow_run}
         except ConfigError as error:
             fields, others = by_field(error.problems, change.fields)
             message = "; ".join(others) or "nothing was started: see the marked settings"

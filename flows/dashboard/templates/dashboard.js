@@ -239,7 +239,16 @@ if (form) {
       return;
     }
     // The run has a page once the worker has begun it.
-    while (!(await fetch(`/run/${answer.run_id}`)).ok) await new Promise((resolve) => setTimeout(resolve, 1000));
+    while (!(await fetch(`/run/${answer.run_id}`)).ok) {
+      const state = await fetch(`${location.pathname}/${answer.flow_run}`);
+      const ended = state.ok ? (await state.json()).message : "";
+      if (ended) {
+        say(`it has not begun: ${ended}`);
+        button.disabled = false;
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
     location.assign(`/run/${answer.run_id}`);
   });
 }
