@@ -112,8 +112,8 @@ class PipelineRun:
         self.config_path = config_path or "CONFIG"
         self.shared = SHARED.get()
         is_cancelled = self.shared.is_cancelled if self.shared else lambda: False
-        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s, is_cancelled)
         self.journal = RunJournal(store.layout.runs, run_id)
+        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s, is_cancelled, self.journal.is_to_keep)
         self.nodes: Graph = graph(config, f"stemma run {self.config_path}")
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
