@@ -38,7 +38,7 @@ from training.pretrain import measure_trained, train
 
 PHASE_LENGTH = 256
 PHASE: dict[str, Any] = {
-    "duration": "40 batches", "global_batch_tokens": 2048, "evaluate_every": "100 %", "evaluate_tokens": 8192,
+    "duration": "40 batches", "global_batch_tokens": 2048, "evaluate_every": "1000 batches", "evaluate_tokens": 8192,
     "optimizer": {
         "learning_rate": 5.0e-4, "embedding_scale": 10, "head_scale": 2, "betas": [0.6, 0.98],
         "muon": {"learning_rate": 0.01, "momentum": 0.9, "iterations": 3},
