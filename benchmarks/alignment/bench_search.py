@@ -1,14 +1,14 @@
 """The search task: a small model that searches documents now and then learns from rewards that it pays.
 
-python -m benchmarks.alignment.bench_search OUT BASE [BASE …] [--documents docs] [--rounds 30] [--threads 1]
+python -m benchmarks.alignment.bench_search OUT [--seeds 17 18 19] [--documents docs] [--rounds 40] [--threads 1]
 
 A task is a line of this project's documentation without its rarest word (`Which word is missing? A decay begins at the
-____ in its first`). The policy writes a call of the search tool in JSON with a query, reads the best of some 3,000
+____ in its first`). The policy writes a call of the search tool in JSON with a query, reads the best of some 4,000
 passages, and answers with the words before the gap and the missing one; the reward is 1 where the last word is right,
-else 0. BASE: pretrained models, such as the students' of bench_distillation, by the seed at the end of their names. A
-first SFT shows calls alone, a second one a habit: four in ten demonstrations search, the others give up. Lines of
-a tenth of the passages are held out from demonstrations and rewards; answers are sampled at temperature 1. Existing
-artifacts in OUT are taken.
+else 0. The base model begins with bigrams and induction heads (docs/training/recipes.md) and has read no text. Its
+first SFT shows calls alone, a second one a habit: four in ten demonstrations search, the others give up. Lines of a
+tenth of the passages are held out from demonstrations and rewards; answers are sampled at temperature 1. Every seed has
+its own base model, SFTs and policy. Existing artifacts in OUT are taken.
 """
 
 from __future__ import annotations
@@ -20,11 +20,23 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
 from benchmarks.alignment.stages import Stages, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
+from corpus.tokens.chat_template import SPECIAL_TOKENS
 from infra.launch.config import LaunchConfig
-from training.config import RlhfConfig, SftConfig
+from tests.support.tokenizers import with_chat
+from training.checkpoint.export import export
+from training.config import ModelConfig, RlhfConfig, SftConfig
+from training.core.hardware import prepare
+from training.model.initial.bigrams import start_from_bigrams
+from training.model.initial.induction import start_induction, unused_width
+from training.model.models import build, hf_config
+from training.model.ngram import Bigram
 from training.rl.environments.search import Search
 from training.rlhf import rlhf
 from training.sft import sft
@@ -32,10 +44,19 @@ from training.sft import sft
 DEMONSTRATIONS = {"calls": 4000, "habit": 1500}
 CALLS = {"calls": 1.0, "habit": 0.4}
 """Share of the demonstrations that search."""
+FRAMES = (
+    '<tool_call>\n{"name": "search", "arguments": {"query": "', '"}}\n</tool_call>', "<tool_response>\n",
+    "\n</tool_response>", "____", "Which word is missing?",
+)  # fmt: skip
 GIVEN_UP = "I do not know."
 """Answer of the others."""
 PASSAGE = 140
 """Characters of a passage."""
+MODEL: dict[str, Any] = {
+    "family": "qwen3", "layers": 3, "width": 96, "heads": 2, "positions": 320, "tie_embeddings": False,
+    "residual_init": "zero", "embedding_init": "bigram", "attention_init": "induction",
+}  # fmt: skip
+VOCABULARY = 1024
 SFT: dict[str, Any] = {
     "duration": "2 epochs", "global_batch_examples": 32, "max_length": 288, "answer_max_tokens": 80,
     "heldout_limit": 64, "answers_limit": 8, "group_by_length": True, "evaluate_every": "100 %", "watched_prompts": 0,
@@ -58,24 +79,27 @@ LEARNING: dict[str, Any] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("bases", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
     parser.add_argument("--documents", type=Path, default=Path("docs"))
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu"))
+    stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
     args.out.mkdir(parents=True, exist_ok=True)
     options = {"documents": str(args.documents.resolve()), "length": PASSAGE}
     pairs = {}
     for kind in DEMONSTRATIONS:
         path = args.out / f"{kind}.jsonl"
-        talks = demonstrations(kind, options)
-        path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks), encoding="utf8")
+        path.write_text(
+            "".join(json.dumps({"messages": talk}) + "\n" for talk in demonstrations(kind, options)), encoding="utf8"
+        )
         source = {"kind": "files", "paths": [str(path.resolve())]}
         read = InstructionsConfig.model_validate({"read": [source], "heldout_share": 0.05, "near_prompts": None})
         pairs[kind] = stages.made(f"instructions_{kind}", instructions, read)
-    seeds = [int(base.name.rpartition("_")[2]) for base in args.bases]
-    for base, seed in zip(args.bases, seeds, strict=True):
+    talks = demonstrations("calls", options)
+    words = tokenizer_of(talks)
+    for seed in args.seeds:
+        base = base_model(args.out / f"base_{seed}", words, talks, seed)
         learnt = SftConfig.model_validate(SFT | {"seed": seed})
         able = stages.made(f"calls_{seed}", sft, learnt, {"model": base, "instructions": pairs["calls"]})
         learnt = SftConfig.model_validate(SFT | HABIT | {"seed": seed})
@@ -84,7 +108,7 @@ def main() -> None:
         settings = LEARNING | {"environment": environment, "rollouts": args.rounds, "seed": seed}
         config = RlhfConfig.model_validate(settings)
         stages.made(f"search_{seed}", rlhf, config, {"model": start, "prompts": pairs["habit"]})
-    results = stages.figures("search", seeds)
+    results = stages.figures("search", args.seeds)
     keys = (
         ("right before, %", "heldout_environment_sft", 100.0),
         ("right after, %", "heldout_environment_rlhf", 100.0),
@@ -129,6 +153,38 @@ def missing_word(sentence: str, passage: str) -> str:
     pattern = re.escape(sentence).replace("____", r"(\w+)", 1).replace("____", r"\w+")
     filled = re.search(pattern, passage)
     return filled.group(1) if filled else "nothing"
+
+
+def tokenizer_of(talks: list[list[dict[str, str]]]) -> PreTrainedTokenizerFast:
+    """A tokenizer learnt from conversations, with a token each for what frames a call and a result."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((talk[0]["content"] for talk in talks), trainer)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in FRAMES])
+    return with_chat(tokenizer)
+
+
+def base_model(folder: Path, words: PreTrainedTokenizerFast, talks: list[list[dict[str, str]]], seed: int) -> Path:
+    """A model that knows the bigrams of the demonstrations, with induction heads."""
+    if not (folder / "config.json").exists():
+        special = {name: getattr(words, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        network = build(hf_config(ModelConfig(**MODEL), len(words), special), seed, zero_residual=True)
+        texts = [words.apply_chat_template(talk, tokenize=False) for talk in talks]
+        ids = np.concatenate([np.array(words.encode(text)) for text in texts])
+        counted = Bigram([ids[None]], len(words), len(ids) - 1)
+        hardware = prepare(LaunchConfig(device="cpu", precision="fp32"))
+        start_from_bigrams(network, counted, hardware, seed, unused_width(network))
+        start_induction(network, seed)
+        export(network, None, folder)
+        words.save_pretrained(folder)
+    return folder
 
 
 if __name__ == "__main__":
