@@ -1,10 +1,10 @@
 """Distillation of the quickstart's RLHF model into a quarter of its size, against training that size directly.
 
-python -m benchmarks.alignment.bench_distillation OUT TEACHER [TEACHER …] [--rounds 15] [--threads 1]
+python -m benchmarks.alignment.bench_distillation OUT TEACHER [TEACHER …] [--rounds 6] [--threads 1]
 
-TEACHER: a `rlhf` artifact of configs/quickstart.yaml in a store, from whose manifest all other inputs follow. Each
-teacher, by the seed of its run, gets a student: the quickstart's pretraining and SFT at a quarter of the size. From
-that SFT model on, contenders spend equal FLOPs:
+TEACHER: a `rlhf` artifact of configs/quickstart.yaml in a store, from whose manifest all other inputs follow. Teachers
+differ by the seed of their runs; shards and tokenizer are the same. There is one student: the quickstart's pretraining
+and SFT at a quarter of the size, in fewer batches. From that SFT model on, contenders of each seed spend equal FLOPs:
 
     sft         more of the quickstart's SFT
     rlhf        the quickstart's RLHF, with the reward model of the teacher, for `--rounds` rounds
@@ -47,7 +47,7 @@ STUDENT: dict[str, Any] = {"layers": 5, "width": 96, "heads": 2, "mlp_width": 25
 CONTENDERS = ("sft", "rlhf", "off_policy", "on_policy")
 DISTILLATION: dict[str, Any] = {
     "global_batch_examples": 32, "group_by_length": True, "max_length": 160, "evaluate_every": "100 %",
-    "answer_max_tokens": 32, "heldout_prompts": 256,
+    "answer_max_tokens": 32, "heldout_prompts": 96, "heldout_limit": 256,
     "schedule": {"decay": "linear", "warmup": "5 %", "final_share": 0.05},
 }  # fmt: skip
 DIVERGENCES: Mapping[str, dict[str, Any]] = {
@@ -110,7 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("teachers", type=Path, nargs="+")
-    parser.add_argument("--rounds", type=int, default=15, help="of RLHF, which set the FLOPs of all contenders")
+    parser.add_argument("--rounds", type=int, default=6, help="of RLHF, which set the FLOPs of all contenders")
+    parser.add_argument("--pretraining", type=int, default=120, help="batches of the student's")
+    parser.add_argument("--tuning", type=int, default=75, help="batches of the student's SFT")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -118,9 +120,9 @@ def main() -> None:
     stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu"))
     quickstart = read_plain(read_text(PROJECT / "configs" / "quickstart.yaml"))
     rows: dict[str, list[Figures]] = {}
-    for folder in args.teachers:
-        teacher = Teacher.of(folder)
-        start = student(stages, quickstart, teacher)
+    teachers = [Teacher.of(folder) for folder in args.teachers]
+    start = student(stages, quickstart, teachers[0], args.pretraining, args.tuning)
+    for teacher in teachers:
         for name, figures in raced(stages, quickstart, teacher, start, args.rounds, args.contenders).items():
             rows.setdefault(name, []).append(figures)
     keys = (
@@ -141,15 +143,15 @@ def main() -> None:
         print(f"| {name} | {len(several)} | {' | '.join(cells)} |")
 
 
-def student(stages: Stages, quickstart: dict[str, Any], teacher: Teacher) -> Path:
-    """The SFT model of the student's size."""
-    seed = teacher.seed
+def student(stages: Stages, quickstart: dict[str, Any], teacher: Teacher, pretraining: int, tuning: int) -> Path:
+    """The SFT model of the student's size, after a number of batches of both trainings."""
     section = quickstart["pretrain"]
-    config = PretrainConfig.model_validate(section | {"model": section["model"] | STUDENT, "seed": seed})
-    shards, tokenizer = teacher.inputs["shards"], teacher.inputs["tokenizer"]
-    base = stages.made(f"base_{seed}", pretrain, config, {"shards": shards, "tokenizer": tokenizer})
-    inputs = {"model": base, "instructions": teacher.inputs["prompts"], "shards": shards}
-    return stages.made(f"start_{seed}", sft, SftConfig.model_validate(quickstart["sft"] | {"seed": seed}), inputs)
+    given = {"model": section["model"] | STUDENT, "duration": f"{pretraining} batches", "seed": 1}
+    inputs = {name: teacher.inputs[name] for name in ("shards", "tokenizer")}
+    base = stages.made("base", pretrain, PretrainConfig.model_validate(section | given), inputs)
+    inputs = {"model": base, "instructions": teacher.inputs["prompts"], "shards": teacher.inputs["shards"]}
+    learnt = SftConfig.model_validate(quickstart["sft"] | {"duration": f"{tuning} batches", "seed": 1})
+    return stages.made("start", sft, learnt, inputs)
 
 
 def raced(
@@ -162,6 +164,7 @@ def raced(
     cost = Cost.of(start, teacher.folder, inputs["prompts"])
     # Without pretraining text in its minibatches: all of its FLOPs go into rewards.
     learning = {"rollouts": rounds, "text_coef": 0.0, "text_sources": [], "seed": seed, "heldout_answers": 1}
+    learning |= {"heldout_prompts": 400}
     aligning = RlhfConfig.model_validate(quickstart["rlhf"] | learning)
     models = {"start": start, "teacher": teacher.folder}
     models["rlhf"] = stages.made(f"rlhf_{seed}", rlhf.train, aligning, {"model": start, **scorers})

@@ -7,8 +7,8 @@ policy writes a call of the search tool in JSON, reads the best of some 5,000 pa
 reward is 1 where the answer has the next two words, else 0. The base model begins with bigrams and induction heads
 (docs/training/recipes.md) and has read no text. Its first SFT shows calls alone, a second one a habit: three in ten
 demonstrations search, the others give up. Base model and first SFT are shared; each seed has a habit and a policy.
-A tenth of the prompts is in no demonstration and no reward, and measures; answers are sampled at temperature 1. Existing
-artifacts in OUT are taken.
+A tenth of the prompts is in no demonstration and no reward, and measures; answers are sampled at temperature 1.
+Existing artifacts in OUT are taken.
 """
 
 from __future__ import annotations
