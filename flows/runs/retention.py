@@ -28,7 +28,7 @@ from infra.store.store import Store
 
 TIDIED_EVERY_S = 3600.0
 LOG_BYTES = 20_000_000
-"""Size from which the log of a server is begun anew; the one before is kept next to it."""
+"""Size from which the log of a server is emptied, after a copy of it."""
 DAY_S = 86400.0
 
 

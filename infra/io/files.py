@@ -46,7 +46,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def shorten(log: Path, most_bytes: int) -> None:
-    """Begin a log anew that has grown beyond a size; the one before is kept as `<name>.1`.
+    """Empty a log that has grown beyond a size, after a copy of it as `<name>.1`.
 
     The program that writes it, which must have opened it for appending, goes on writing. Lines that it writes between
     the copy and the cut, within milliseconds, are lost.
