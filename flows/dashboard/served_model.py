@@ -52,16 +52,16 @@ class ServedModel:
 
     Args:
         models: addresses; the page names the first one.
-        place: the store that they are in.
+        root: the store that they are in.
     """
 
-    def __init__(self, models: Sequence[str], place: str, parent: ParentPipe) -> None:
+    def __init__(self, models: Sequence[str], root: str, parent: ParentPipe) -> None:
         self.models = tuple(models)
         self.port = any_free_port()
         self.names: list[str] = []
         self._used_at = time.monotonic()
         self._log = tempfile.NamedTemporaryFile(prefix="stemma-serve-", suffix=".log")  # noqa: SIM115 - `_watch` closes it
-        words = ["serve", *models, "--host", HOST, "--port", str(self.port), "--engine", "own", "--root", place]
+        words = ["serve", *models, "--host", HOST, "--port", str(self.port), "--engine", "own", "--root", root]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "infra.process.lifetime", "cli.main", *words],
             env=parent.variables(),

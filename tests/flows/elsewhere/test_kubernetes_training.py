@@ -41,7 +41,7 @@ def _built_on(
 
 def test_jobs_that_are_interrupted_end_with_the_bits_of_local_ranks(env: dict[str, str], tmp_path: Path) -> None:
     """A Job loses a node, then a TrainJob's pod is evicted. The risk: the next one comes back on the lost node, ranks
-    of two write into one folder, or pods are told another place or batch than local ranks."""
+    of two write into one folder, or pods get another place or batch than local ranks."""
     root = tmp_path / "store"
     here = stemma("run", _config(tmp_path, "here", processes=2), "--root", root, env=env)
     assert here.code == 0, here.document["errors"]
