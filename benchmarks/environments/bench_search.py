@@ -2,22 +2,12 @@
 
 python -m benchmarks.environments.bench_search OUT [--seeds 17 18 19] [--documents docs] [--rounds 25] [--threads 1]
 
-<<<<<<< HEAD
-A task is the beginning of a passage of this project's documentation (`How does it go on? A decay begins at the`). The
-policy writes a call of the search tool in JSON, reads the best of some 5,000 passages, and continues the text; the
-reward is 1 where the answer has the next two words, else 0. The base model begins with bigrams and induction heads
-(docs/training/recipes.md) and has read no text. Its first SFT shows calls alone, a second one a habit: three in ten
-demonstrations search, the others give up. Base model and first SFT are shared; each seed has a habit and a policy.
-A tenth of the prompts is in no demonstration and no reward, and measures; answers are sampled at temperature 1.
-Existing artifacts in OUT are taken.
-=======
 A task asks for the word after two others in the documentation (`What comes after "decay begins"?`). The policy
 writes a call of the search tool in JSON, reads the best of some 10,000 passages, and answers; the reward is 1 where the
 answer has the next word, else 0. The base model begins with bigrams and induction heads (docs/training/recipes.md) and
 has read no text. Its first SFT shows calls alone, a second one a habit: four in ten demonstrations search, the others
 give up. Base model and first SFT are shared; each seed has a habit and a policy. A tenth of the tasks is in no
 demonstration and no reward, and measures. Existing artifacts in OUT are taken.
->>>>>>> n4
 """
 
 from __future__ import annotations
