@@ -60,7 +60,10 @@ def soak(out: Path, seconds: float, every_s: float, keep: int) -> list[dict[str,
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
 
     def stemma(*words: str) -> None:
-        subprocess.run([*STEMMA, *words, "--root", str(root)], env=environment, check=True, capture_output=True)
+        command = [*STEMMA, *words, "--root", str(root)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr[-3000:]}")
 
     rows: list[dict[str, float]] = []
     stemma("up", "--keep-runs", str(keep))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,7 +54,7 @@ def command(
     with nobody_at_work(store, STALE_S) if yes else nullcontext():
         surveyed = survey(store, spare_adopted=not adopted, spare_states=not states)
         runs = forgettable(store)
-        garbage = [*surveyed.artifacts, *surveyed.work, *surveyed.states, *map(_of_run, runs)]
+        garbage = [*surveyed.artifacts, *surveyed.work, *surveyed.states, *_of_runs(runs)]
         if yes:
             refuse_if_unsure(surveyed)
             removed_items = [
@@ -93,12 +94,16 @@ def command(
     return document, 1 if surveyed.problems else 0
 
 
-def _of_run(journal: RunJournal) -> Garbage:
+def _of_runs(journals: Iterable[RunJournal]) -> Iterator[Garbage]:
+    """Yield the folders of runs, without those that the end of a run has removed meanwhile."""
     from flows.runs.garbage import Garbage
 
-    size = sum(path.stat().st_size for path in journal.folder.iterdir() if path.is_file())
-    reason = f"a run of {journal.start_record()['pipeline']}; nothing that it built is in the store"
-    return Garbage(f"runs/{journal.run_id}", journal.folder, size, reason)
+    for journal in journals:
+        with suppress(FileNotFoundError):
+            size = sum(path.lstat().st_size for path in journal.folder.rglob("*"))
+            pipeline = journal.start_record().get("pipeline", "a pipeline")
+            reason = f"a run of {pipeline}; nothing that it built is in the store"
+            yield Garbage(f"runs/{journal.run_id}", journal.folder, size, reason)
 
 
 def _set_pins(store: Any, pins: Any, pin: tuple[str, ...], unpin: tuple[str, ...]) -> None:
