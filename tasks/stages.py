@@ -97,7 +97,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=7,
+            version=8,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),
@@ -261,7 +261,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=7,
+            version=8,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),

@@ -107,6 +107,7 @@ def data_page(store: Store, text: str, query: str, document: str) -> dict[str, A
         "document": document,
         "hits": [],
         "note": "",
+        "more": False,
         "way": [],
         "sections": [],
     }
@@ -114,6 +115,7 @@ def data_page(store: Store, text: str, query: str, document: str) -> dict[str, A
         values["way"] = way(chain, members.get("shard"), document)
     elif query and chain:
         values["hits"], values["note"] = search(chain[0][1], query)
+        values["more"] = len(values["hits"]) == HITS
     else:
         values["sections"] = [section for section in _sections(Corpus(folders)) if section]
     return values
@@ -149,7 +151,7 @@ def search(artifact: Path, query: str) -> tuple[list[Hit], str]:
             searched += len(batch)
             hits += [_hit(row, query) for row in matches.slice(0, HITS - len(hits)).to_pylist()]
             if len(hits) >= HITS:
-                return hits, f"the first {HITS} in {searched:,} documents"
+                return hits, f"in the first {searched:,} documents as they were read"
             if time.monotonic() > deadline:
                 return hits, f"in the first {searched:,} documents, which {PATIENCE_S:.0f} s were enough for"
     return hits, f"in all {searched:,} documents as they were read"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.runs.journal import RunJournal
-from flows.runs.journal_forms import HAS_ARTIFACT, READS
+from flows.runs.journal_forms import HAS_ARTIFACT, READS, is_whole
 from flows.runs.trials import best_runs
 from infra.errors import Problem, stage_error
 from infra.io.json import parse_own_json, read_own_json
@@ -312,13 +312,8 @@ def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[Store
         if start.get("time", 0) > time.time() + STALE_S:
             continue  # the clock was ahead then, and has been set since: any other may be newer
         seen |= set(rows)
-        if result["status"] == "done" and _is_whole(start):
+        if result["status"] == "done" and is_whole(start):
             return
-
-
-def _is_whole(start: dict) -> bool:
-    selection = start.get("selection")
-    return selection is not None and not any(selection[key] for key in ("only", "from_", "until"))
 
 
 def _in_use(store: Store) -> Iterator[StoredArtifact]:

@@ -12,6 +12,12 @@ READS = "reads"
 """The kind of the line that `RunJournal.reads` writes."""
 
 
+def is_whole(start: Mapping[str, Any]) -> bool:
+    """Return True for the beginning of a run of a whole pipeline, not of a part of it."""
+    selection = start.get("selection")
+    return selection is not None and not any(selection[key] for key in ("only", "from_", "until"))
+
+
 class _JournalForm(BaseModel):
     """Keys that readers rely on; others are not looked at."""
 

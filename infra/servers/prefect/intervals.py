@@ -77,6 +77,26 @@ PROACTIVE_S = 20
 project react to events, which arrive at once; a person's may come up to 20 seconds late."""
 
 
+DAY_S = 86400
+EVENT_DAYS = 7
+"""Prefect's own: events are for automations and for a run's timeline."""
+
+
+def retention(keep_days: int) -> dict[str, str]:
+    """Return the variables of a server that removes flow runs that ended so long ago, with their tasks and logs.
+
+    Args:
+        keep_days: 0 keeps all runs, as Prefect does by default.
+    """
+    if not keep_days:
+        return {}
+    return {
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(keep_days * DAY_S),
+        "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": f"P{min(keep_days, EVENT_DAYS)}D",
+    }
+
+
 def intervals() -> dict[str, str]:
     """Return the variables of a server with these intervals."""
     variables = {f"PREFECT_SERVER_{row.variable}": f"{row.seconds:g}" for row in INTERVALS}
