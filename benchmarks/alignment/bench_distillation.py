@@ -197,11 +197,11 @@ def raced(
         figures[name] = stages.figures_of(near.name) | stages.figures_of(right.name)
         if name in CONTENDERS:
             trained = stages.figures_of(f"{name}_{seed}")
-            own = sampled
+            sampled_tokens = sampled
             if name == "on_policy":
-                own = _mean_metric(model.with_suffix(".jsonl"), "distill/answer_tokens")
+                sampled_tokens = _mean_metric(model.with_suffix(".jsonl"), "distill/answer_tokens")
             count = trained["batches"] * (aligning.minibatch_answers if name == "rlhf" else 32)
-            figures[name] |= {"flops": count * cost.per_example(name, own), "seconds": trained["seconds"]}
+            figures[name] |= {"flops": count * cost.per_example(name, sampled_tokens), "seconds": trained["seconds"]}
     return figures
 
 

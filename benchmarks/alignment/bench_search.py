@@ -3,7 +3,7 @@
 python -m benchmarks.alignment.bench_search OUT [--seeds 17 18 19] [--documents docs] [--rounds 30] [--threads 1]
 
 A task is the beginning of a passage of this project's documentation (`How does it go on? A decay begins at the`). The
-policy writes a call of the search tool in JSON, reads the best of some 5,000 passages, and says how it goes on; the
+policy writes a call of the search tool in JSON, reads the best of some 5,000 passages, and continues the text; the
 reward is 1 where the answer has the next two words, else 0. The base model begins with bigrams and induction heads
 (docs/training/recipes.md) and has read no text. Its first SFT shows calls alone, a second one a habit: three in ten
 demonstrations search, the others give up. Base model and first SFT are shared; each seed has a habit and a policy.
@@ -98,7 +98,7 @@ def main() -> None:
         "tasks": [[{"role": "user", "content": QUESTION + key}, {"role": "assistant", "content": following}]
                   for key, following, _ in tasks],
     } | {kind: demonstrations(kind, tasks) for kind in CALLS}  # fmt: skip
-    pairs = {kind: asked(stages, args.out / f"{kind}.jsonl", talks) for kind, talks in rows.items()}
+    pairs = {kind: dialogue_artifact(stages, args.out / f"{kind}.jsonl", talks) for kind, talks in rows.items()}
     base = base_model(args.out / "base", rows["calls"], 1)
     able = stages.made("calls", sft, SftConfig.model_validate(SFT), {"model": base, "instructions": pairs["calls"]})
     for seed in args.seeds:
@@ -157,7 +157,7 @@ def demonstrations(kind: str, tasks: list[tuple[str, str, str]]) -> list[list[di
     return talks
 
 
-def asked(stages: Stages, path: Path, talks: list[list[dict[str, str]]]) -> Path:
+def dialogue_artifact(stages: Stages, path: Path, talks: list[list[dict[str, str]]]) -> Path:
     """The instructions of conversations, of which a tenth is held out."""
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks), encoding="utf8")
     source = {"kind": "files", "paths": [str(path.resolve())]}

@@ -98,11 +98,11 @@ def measure(arguments: list[str], repeats: int) -> tuple[float, float, int]:
     """(median seconds, slowest, nodes found) of a command."""
     seconds, nodes = [], 0
     for _ in range(repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "cli.main", *arguments], cwd=PROJECT, capture_output=True, check=True
         )
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         if "--json" in arguments:
             nodes = len(json.loads(done.stdout)["nodes"])
     return statistics.median(seconds), max(seconds), nodes

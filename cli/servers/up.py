@@ -20,12 +20,12 @@ from infra.errors import Problem
 @click.option(
     "--keep-days",
     type=click.IntRange(0),
-    help="Forget runs after so many days, unless something they built is in the store; 30 by default, 0: never.",
+    help="Days after which a run is forgotten, unless something it built is in the store; 30 by default, 0: never.",
 )
 @click.option(
     "--keep-runs",
     type=click.IntRange(0),
-    help="And once so many newer ones of the pipeline are like it; 500 by default.",
+    help="Number of such runs of a pipeline that are kept; 500 by default.",
 )
 @as_json
 def command(
