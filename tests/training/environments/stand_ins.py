@@ -75,7 +75,8 @@ class MultiTurnEnv:
 
     async def render_completion(self, state: dict[str, Any]) -> None:
         last = state["trajectory"][-1]
-        state["completion"] = [*last["prompt"], *last["completion"]][len(state["prompt"]) :]
+        final = map(_message, state["final_env_response"] or ())
+        state["completion"] = [*last["prompt"], *last["completion"], *final][len(state["prompt"]) :]
 
 
 class Client:

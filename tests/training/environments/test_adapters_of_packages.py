@@ -39,7 +39,8 @@ class Guess(vf.MultiTurnEnv):
 
 
 async def is_right(completion, state, **kwargs):
-    return float(completion[-1].content == state["answer"]) - state["hints"] / 10
+    answers = [message.content for message in completion if message.role == "assistant"]
+    return float(answers[-1] == state["answer"]) - state["hints"] / 10
 
 
 def rows(answers):
@@ -102,7 +103,10 @@ def test_an_environment_of_openenv_gets_actions_and_sums_rewards(monkeypatch: py
     assert [environment.step(text, []).done for text in "012"] == [False, False, True] and environment.reward() == 0
 
 
-def test_a_version_that_does_not_reply_to_answers_is_refused(guessing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(sys.modules.get("verifiers") or importlib.import_module("verifiers"), "load_environment")
+def test_a_version_that_does_not_reply_to_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = stand_ins.verifiers()
+    del modules["verifiers"].load_environment
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(ImportError, match=r"expected verifiers 0\.1"):
-        Verifiers(guessing, turns=3)
+        Verifiers("any", turns=3)

@@ -1,6 +1,7 @@
 """The calculator task: a small model that calls a calculator now and then learns from rewards that it pays.
 
-python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 100] [--sft-epochs 5] [--threads 1]
+python -m benchmarks.environments.bench_environments OUT [--seeds 17 18 19] [--rounds 100] [--sft-epochs 5] \
+  [--threads 1]
 
 A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
 calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model

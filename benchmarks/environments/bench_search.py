@@ -1,14 +1,13 @@
 """The search task: a small model that searches documents now and then learns from rewards that it pays.
 
-python -m benchmarks.alignment.bench_search OUT [--seeds 17 18 19] [--documents docs] [--rounds 30] [--threads 1]
+python -m benchmarks.environments.bench_search OUT [--seeds 17 18 19] [--documents docs] [--rounds 25] [--threads 1]
 
-A task is the beginning of a passage of this project's documentation (`How does it go on? A decay begins at the`). The
-policy writes a call of the search tool in JSON, reads the best of some 5,000 passages, and continues the text; the
-reward is 1 where the answer has the next two words, else 0. The base model begins with bigrams and induction heads
-(docs/training/recipes.md) and has read no text. Its first SFT shows calls alone, a second one a habit: three in ten
-demonstrations search, the others give up. Base model and first SFT are shared; each seed has a habit and a policy.
-A tenth of the prompts is in no demonstration and no reward, and measures; answers are sampled at temperature 1.
-Existing artifacts in OUT are taken.
+A task asks for the word after two others in the documentation (`What comes after "decay begins"?`). The policy
+writes a call of the search tool in JSON, reads the best of some 10,000 passages, and answers; the reward is 1 where the
+answer has the next word, else 0. The base model begins with bigrams and induction heads (docs/training/recipes.md) and
+has read no text. Its first SFT shows calls alone, a second one a habit: four in ten demonstrations search, the others
+give up. Base model and first SFT are shared; each seed has a habit and a policy. A tenth of the tasks is in no
+demonstration and no reward, and measures. Existing artifacts in OUT are taken.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +40,27 @@ from training.rl.environments.search import Search, indexed
 from training.rlhf import rlhf
 from training.sft import sft
 
-TASKS = 4000
-CALLS = {"calls": 1.0, "habit": 0.3}
+TASKS = 9000
+CALLS = {"calls": 1.0, "habit": 0.4}
 """Share of the demonstrations that search, of one SFT and the other."""
 FRAMES = (
     '<tool_call>\n{"name": "search", "arguments": {"query": "', '"}}\n</tool_call>', "<tool_response>\n",
-    "\n</tool_response>", "How does it go on?",
+    "\n</tool_response>", 'What comes after "',
 )  # fmt: skip
-QUESTION = "How does it go on? "
+QUESTION = 'What comes after "'
 GIVEN_UP = "I do not know."
 """Answer of the others."""
-PASSAGE = 100
+PASSAGE = 60
 """Characters of a passage."""
 MODEL: dict[str, Any] = {
-    "family": "qwen3", "layers": 3, "width": 96, "heads": 2, "positions": 320, "tie_embeddings": False,
+    "family": "qwen3", "layers": 2, "width": 96, "heads": 2, "positions": 192, "tie_embeddings": False,
     "residual_init": "zero", "embedding_init": "bigram", "attention_init": "induction",
 }  # fmt: skip
-VOCABULARY = 1024
+VOCABULARY = 512
 SFT: dict[str, Any] = {
-    "duration": "2 epochs", "global_batch_examples": 32, "max_length": 192, "answer_max_tokens": 40,
+    "duration": "4 epochs", "global_batch_examples": 64, "max_length": 128, "answer_max_tokens": 24,
     "heldout_limit": 64, "answers_limit": 8, "group_by_length": True, "evaluate_every": "100 %", "watched_prompts": 0,
-    "optimizer": {"learning_rate": 1.0e-3, "embedding_scale": 3, "weight_decay": 0.0, "muon": {"learning_rate": 0.01}},
+    "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0, "muon": {"learning_rate": 0.02}},
     "schedule": {"decay": "linear", "warmup": "5 %", "final_share": 0.05},
 }  # fmt: skip
 HABIT: dict[str, Any] = {
@@ -72,10 +70,11 @@ HABIT: dict[str, Any] = {
 }
 LEARNING: dict[str, Any] = {
     "environment": {
-        "use": "search", "max_turns": 3, "max_tokens": 160, "show_tools": False, "instances": 1,
+        "use": "search", "max_turns": 3, "max_tokens": 96, "show_tools": False, "instances": 1,
     },
     "algorithm": "grpo", "answers_per_prompt": 8, "rollout_prompts": 128, "minibatch_answers": 64,
-    "answer_max_tokens": 40, "max_prompt_tokens": 48, "kl_coef": 0.0, "scale_rewards": "none", "loss_mean": "token",
+    "answer_max_tokens": 24, "max_prompt_tokens": 32, "temperature": 0.6,
+    "kl_coef": 0.0, "scale_rewards": "none", "loss_mean": "token",
     "clip_ratio_high": 0.28, "refill_groups": 1, "heldout_prompts": 200,
     "optimizer": {"learning_rate": 4.0e-4, "weight_decay": 0.0}, "schedule": {"decay": "linear", "warmup": "3 %"},
     "checkpoint_every": "1000 batches",
@@ -87,15 +86,15 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
     parser.add_argument("--documents", type=Path, default=Path("docs"))
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
     args.out.mkdir(parents=True, exist_ok=True)
     options = {"documents": str(args.documents.resolve()), "length": PASSAGE}
-    tasks = list(tasks_of(options))[:TASKS]
+    tasks = tasks_of(options)
     rows = {
-        "tasks": [[{"role": "user", "content": QUESTION + key}, {"role": "assistant", "content": following}]
+        "tasks": [[{"role": "user", "content": f'{QUESTION}{key}"?'}, {"role": "assistant", "content": following}]
                   for key, following, _ in tasks],
     } | {kind: demonstrations(kind, tasks) for kind in CALLS}  # fmt: skip
     pairs = {kind: dialogue_artifact(stages, args.out / f"{kind}.jsonl", talks) for kind, talks in rows.items()}
@@ -122,16 +121,14 @@ def main() -> None:
     print(f"| search | {len(results)} | {' | '.join(cells)} |")
 
 
-def tasks_of(options: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Beginnings of passages on one line, the two words that follow, and the passage that the tool returns for the
-    beginning, where that is the one that goes on so."""
-    search, texts = Search(**options), passages(options)
-    for text in texts:
-        parts = re.match(r"(?s)\S+\s+((?:\S+ ){4,5})(\S+ \S+)\s", text)
-        if parts is not None and "<" not in text:
-            key, following = parts[1].strip(), parts[2]
-            if f"{key} {following}" in (passage := search.search(key)):
-                yield key, following, passage
+def tasks_of(options: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Pairs of words, the words that follow, and the passage that the tool returns for the first."""
+    search, tasks = Search(**options), {}
+    for text in passages(options):
+        for key, following in re.findall(r"(?<= )(?=([a-z]{2,} [a-z]{2,}) ([a-z]{2,})[ .,;:])", text):
+            if key not in tasks and f" {key} {following}" in (passage := search.search(key)):
+                tasks[key] = (key, following, passage)
+    return random.Random(0).sample(list(tasks.values()), min(TASKS, len(tasks)))
 
 
 def passages(options: dict[str, Any]) -> list[str]:
@@ -143,7 +140,7 @@ def demonstrations(kind: str, tasks: list[tuple[str, str, str]]) -> list[list[di
     """Conversations of a kind of `CALLS`, in our chat format, where a result is a message of the user."""
     draw, talks = random.Random(kind), []
     for key, following, passage in tasks:
-        question = QUESTION + key
+        question = f'{QUESTION}{key}"?'
         if draw.random() >= CALLS[kind]:
             talks.append([{"role": "user", "content": question}, {"role": "assistant", "content": GIVEN_UP}])
             continue
