@@ -6,9 +6,9 @@ python -m benchmarks.alignment.bench_async OUT [--seeds 17 18 19] [--rounds 24] 
 A Llama of two layers, tuned on additions of one-digit numbers as in `benchmarks.alignment.bench_verifiable`, learns by
 GRPO to write the digit 7: the reward is the share of the four tokens that are one. All contenders run `training.rlhf`
 with one sampler process each; "in turns" has `max_staleness: 0`, which ends with the bits of a training without
-samplers. The sampler takes at least --sampling-s for a round (`benchmarks.alignment.support.slow_sampler`), the trainer
-at least --learning-s for its batches: what is beyond the computation of this small model they spend asleep, as
-processes do whose devices are elsewhere. All contenders run at the same time, so that they meet the same load.
+samplers. The sampler takes at least --sampling-s for a round (`benchmarks.alignment.slow_sampler`), the trainer at
+least --learning-s for its batches: what is beyond the computation of this small model they spend asleep, as processes
+do whose devices are elsewhere. All contenders run at the same time, so that they meet the same load.
 
 Reported: rounds and seconds until the mean reward of three rounds reaches --target, counted from the first round's
 prompts without the start of the processes; the share of time that trainer and sampler were idle; the reward of held-out
@@ -109,7 +109,7 @@ def _start_of(args: argparse.Namespace, seed: int) -> dict[str, Path]:
 def _train(args: argparse.Namespace, seed: int, staleness: int) -> None:
     """One contender."""
     os.environ["BENCH_SAMPLING_S"] = str(args.sampling_s)
-    processes.MODULE = "benchmarks.alignment.support.slow_sampler"
+    processes.MODULE = "benchmarks.alignment.slow_sampler"
     rounds = Rollouts.__iter__
 
     def learning(self: Rollouts) -> Iterator[Any]:

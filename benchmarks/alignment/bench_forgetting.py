@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.alignment.support.pair_templates import drawn
+from benchmarks.alignment.pair_templates import drawn
 from evaluation.generation.language_model import LoadedModel, load_model, token_log_likelihoods
 from evaluation.safety.packed_documents import PackedDocuments
 from evaluation.statistics.intervals import difference_of_paired_proportions

@@ -4,7 +4,7 @@ python -m benchmarks.alignment.bench_rl_generation [--store .stemma | --made FOL
     [--rounds 4] [--threads 2] [--precision fp32] [--json]
 
 A real training (`training.rlhf`) with `rlhf` of configs/quickstart.yaml on the newest SFT model, instructions and
-reward model of the store, or on those that `benchmarks.alignment.support.rl_inputs` makes in a folder; "whole" with
+reward model of the store, or on those that `benchmarks.alignment.rl_inputs` makes in a folder; "whole" with
 `whole_groups`; PPO with the same, but one answer to a prompt. Every round is sampled by all contenders in one process,
 and the order goes round. `generate` is told which tokens to write, ours, so that it writes the same and is spared the
 drawing. Its prompts are sorted by length, padded on the left and repeated for each answer, in batches of 64 and of all;
@@ -37,7 +37,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from benchmarks.alignment.plain_rlhf import PlainRlhf
-from benchmarks.alignment.support.rl_inputs import rl_inputs
+from benchmarks.alignment.rl_inputs import rl_inputs
 from infra.launch.config import LaunchConfig
 from infra.run import Run
 from training.chat.base import Chat, read_rows
