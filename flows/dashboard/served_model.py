@@ -60,7 +60,7 @@ class ServedModel:
         self.port = any_free_port()
         self.names: list[str] = []
         self._used_at = time.monotonic()
-        self._log = tempfile.NamedTemporaryFile(prefix="stemma-serve-", suffix=".log")  # noqa: SIM115 - `_watch` closes it
+        self._log = tempfile.NamedTemporaryFile(prefix="stemma-serve-", suffix=".log")  # noqa: SIM115 - it goes with this object
         words = ["serve", *models, "--host", HOST, "--port", str(self.port), "--engine", "own", "--root", place]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "infra.process.lifetime", "cli.main", *words],
@@ -130,7 +130,6 @@ class ServedModel:
             if time.monotonic() - self._used_at > IDLE_S:
                 self.end()
             time.sleep(POLL_S)
-        self._log.close()
 
 
 def refused(message: str, status: HTTPStatus = HTTPStatus.CONFLICT) -> Response:
