@@ -529,7 +529,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "report",
             about="One page about the whole pipeline.",
-            version=9,
+            version=10,
             config=ReportConfig,
             function="evaluation.report:report",
             more=KINDS,

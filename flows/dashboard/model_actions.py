@@ -75,14 +75,14 @@ class ModelActions:
         address, overall = address_of(folder, manifest), self.reason_to_refuse()
         refused = "a gate refused it" if refusals_of(store, manifest.digest) else ""
         others = self._models_to_try(store, folder, manifest)[1:]
-        neighbour = f" next to {others[0]}, which it was made from" if others else ""
+        companion = f" next to {others[0]}, which it was made from" if others else ""
         target = self._target(address)
         exported = f"it was exported to {target}" if target.exists() else ""
         return [
             Action(
                 "try",
                 "Try it",
-                f"A conversation with it{neighbour}, on the processor of this server.",
+                f"A conversation with it{companion}, on the processor of this server.",
                 overall or ("" if _writes_text(store, folder, manifest) else "it scores text and writes none"),
             ),
             Action(

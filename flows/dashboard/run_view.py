@@ -269,7 +269,7 @@ class RunView:
         numbers = _gpu_numbers(self._followed(journals[0])) if journals else []
         return [(GPU_STYLES[at % len(GPU_STYLES)], f"GPU {number}") for at, number in enumerate(numbers)]
 
-    def shown_log(self) -> list[dict[str, Any]]:
+    def log_lines(self) -> list[dict[str, Any]]:
         """Return the log, newest first, without the beginnings of steps that were reused a moment later."""
         reused = {step.name for step in self.steps.values() if step.status == "reused"}
         return [line for line in reversed(self.log) if line.get("status") != "running" or line["stage"] not in reused]

@@ -52,16 +52,16 @@ class ServedModel:
 
     Args:
         models: addresses; the page names the first one.
-        root: the store that they are in.
+        store: path or URL of the store that they are in.
     """
 
-    def __init__(self, models: Sequence[str], root: str, parent: ParentPipe) -> None:
+    def __init__(self, models: Sequence[str], store: str, parent: ParentPipe) -> None:
         self.models = tuple(models)
         self.port = any_free_port()
         self.names: list[str] = []
         self._used_at = time.monotonic()
-        self._log = tempfile.NamedTemporaryFile(prefix="stemma-serve-", suffix=".log")  # noqa: SIM115 - `_watch` closes it
-        words = ["serve", *models, "--host", HOST, "--port", str(self.port), "--engine", "own", "--root", root]
+        self._log = tempfile.NamedTemporaryFile(prefix="stemma-serve-", suffix=".log")  # noqa: SIM115 - it goes with this object
+        words = ["serve", *models, "--host", HOST, "--port", str(self.port), "--engine", "own", "--root", store]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "infra.process.lifetime", "cli.main", *words],
             env=parent.variables(),
@@ -116,7 +116,7 @@ class ServedModel:
                 while piece := await asyncio.to_thread(answer.read1, 65536):
                     self._used_at = time.monotonic()
                     yield piece
-            finally:  # the reader may have gone: the model stops writing once nobody is connected
+            finally:  # the reader may have gone: a model stops writing once its client has
                 if connected is not None:
                     with suppress(OSError):
                         connected.shutdown(socket.SHUT_RDWR)
@@ -130,7 +130,6 @@ class ServedModel:
             if time.monotonic() - self._used_at > IDLE_S:
                 self.end()
             time.sleep(POLL_S)
-        self._log.close()
 
 
 def refused(message: str, status: HTTPStatus = HTTPStatus.CONFLICT) -> Response:

@@ -199,7 +199,7 @@ class Dashboard:
         return self._page("change.html.j2", title, {}, "", **values)
 
     async def changed(self, request: Request) -> Response:
-        """Return the error of a changed run that failed before it began, if it did."""
+        """The reason why a changed run failed before it began; empty if it did not."""
         view = self._view(request.path_params["run_id"])
         flow_run = request.path_params["flow_run"]
         return await self._steered(lambda: {"message": self._flow_run(view)[0].reason_to_end(flow_run)})

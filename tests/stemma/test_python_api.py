@@ -82,9 +82,8 @@ def test_the_notebook_runs_in_an_empty_folder(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 8 and not any(cell.get("outputs") for cell in cells)
-    (tmp_path / "session.py").write_text(
-        "\n".join(code) + "\nprint(comparison.differences.to_string(), tokenizer.decode(answer[0]))\n"
-    )
+    shown = "print(comparison.differences.to_string(), tokenizer.decode(answer[0]))"
+    (tmp_path / "session.py").write_text("\n".join([*code, shown]))
     done = subprocess.run(
         [sys.executable, "session.py"],
         cwd=tmp_path,
