@@ -1,6 +1,6 @@
 """Distillation of the quickstart's RLHF model into a quarter of its size, against training that size directly.
 
-python -m benchmarks.alignment.bench_distillation OUT TEACHER [TEACHER …] [--rounds 6] [--threads 1]
+python -m benchmarks.alignment.bench_distillation OUT TEACHER [TEACHER …] [--rounds 5] [--threads 1]
 
 TEACHER: a `rlhf` artifact of configs/quickstart.yaml in a store, from whose manifest all other inputs follow. Teachers
 differ by the seed of their runs; shards and tokenizer are the same. There is one student: the quickstart's pretraining
@@ -110,9 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("teachers", type=Path, nargs="+")
-    parser.add_argument("--rounds", type=int, default=6, help="of RLHF, which set the FLOPs of all contenders")
-    parser.add_argument("--pretraining", type=int, default=120, help="batches of the student's")
-    parser.add_argument("--tuning", type=int, default=75, help="batches of the student's SFT")
+    parser.add_argument("--rounds", type=int, default=5, help="of RLHF, which set the FLOPs of all contenders")
+    parser.add_argument("--pretraining", type=int, default=100, help="batches of the student's")
+    parser.add_argument("--tuning", type=int, default=60, help="batches of the student's SFT")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -164,7 +164,7 @@ def raced(
     cost = Cost.of(start, teacher.folder, inputs["prompts"])
     # Without pretraining text in its minibatches: all of its FLOPs go into rewards.
     learning = {"rollouts": rounds, "text_coef": 0.0, "text_sources": [], "seed": seed, "heldout_answers": 1}
-    learning |= {"heldout_prompts": 400}
+    learning |= {"heldout_prompts": 300}
     aligning = RlhfConfig.model_validate(quickstart["rlhf"] | learning)
     models = {"start": start, "teacher": teacher.folder}
     models["rlhf"] = stages.made(f"rlhf_{seed}", rlhf.train, aligning, {"model": start, **scorers})
@@ -197,11 +197,11 @@ def raced(
         figures[name] = stages.figures_of(near.name) | stages.figures_of(right.name)
         if name in CONTENDERS:
             trained = stages.figures_of(f"{name}_{seed}")
-            sampled_tokens = sampled
+            answer_tokens = sampled
             if name == "on_policy":
-                sampled_tokens = _mean_metric(model.with_suffix(".jsonl"), "distill/answer_tokens")
+                answer_tokens = _mean_metric(model.with_suffix(".jsonl"), "distill/answer_tokens")
             count = trained["batches"] * (aligning.minibatch_answers if name == "rlhf" else 32)
-            figures[name] |= {"flops": count * cost.per_example(name, sampled_tokens), "seconds": trained["seconds"]}
+            figures[name] |= {"flops": count * cost.per_example(name, answer_tokens), "seconds": trained["seconds"]}
     return figures
 
 

@@ -97,7 +97,7 @@ def main() -> None:
         "tasks": [[{"role": "user", "content": f'{QUESTION}{key}"?'}, {"role": "assistant", "content": following}]
                   for key, following, _ in tasks],
     } | {kind: demonstrations(kind, tasks) for kind in CALLS}  # fmt: skip
-    pairs = {kind: dialogue_artifact(stages, args.out / f"{kind}.jsonl", talks) for kind, talks in rows.items()}
+    pairs = {kind: instructions_of(stages, args.out / f"{kind}.jsonl", talks) for kind, talks in rows.items()}
     base = base_model(args.out / "base", rows["calls"], 1)
     able = stages.made("calls", sft, SftConfig.model_validate(SFT), {"model": base, "instructions": pairs["calls"]})
     for seed in args.seeds:
@@ -154,7 +154,7 @@ def demonstrations(kind: str, tasks: list[tuple[str, str, str]]) -> list[list[di
     return talks
 
 
-def dialogue_artifact(stages: Stages, path: Path, talks: list[list[dict[str, str]]]) -> Path:
+def instructions_of(stages: Stages, path: Path, talks: list[list[dict[str, str]]]) -> Path:
     """The instructions of conversations, of which a tenth is held out."""
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks), encoding="utf8")
     source = {"kind": "files", "paths": [str(path.resolve())]}

@@ -103,8 +103,8 @@ def main() -> None:
             shards = packed(stages, args.documents, tokenizer, LONGER)
             for name, model in extended(stages, base, tokenizer, shards, seed).items():
                 asking = NeedleConfig.model_validate(NEEDLE)
-                requested = stages.made(f"needle_{name}_{seed}", needle, asking, {"model": model})
-                rows.setdefault(f"needle: {name}", []).append(stages.figures_of(requested.name))
+                found_shares = stages.made(f"needle_{name}_{seed}", needle, asking, {"model": model})
+                rows.setdefault(f"needle: {name}", []).append(stages.figures_of(found_shares.name))
     table(rows, {"bits per byte of docs": "bits_per_byte_docs", "of docstrings": "bits_per_byte_docstrings"}, 1.0)
     table(rows, {f"found at {length}, %": f"needle_{length}" for length in NEEDLE["lengths"]}, 100.0)
 

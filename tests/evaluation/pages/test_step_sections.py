@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def with_step(folders: dict[str, Path], id: str, stage: str, like: str, figures:
     return {**folders, id: folder}
 
 
-def cells(tables: list[Table], title: str) -> list[list[str]]:
+def cells(tables: Sequence[Table], title: str) -> list[list[str]]:
     (table,) = [table for table in tables if table.title == title]
     return [list(map(str, row)) for row in table.rows]
 

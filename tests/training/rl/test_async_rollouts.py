@@ -68,7 +68,7 @@ def test_without_staleness_training_ends_with_the_bits_of_rounds_in_turns(
 
 class StandIn:
     """A server of vLLM in this process, for the interface of `infra.servers.vllm.Vllm`: it computes the model that is
-    in the folder when it is told to load it."""
+    in the folder when it has to load it."""
 
     servers: ClassVar[list[StandIn]] = []
     broken: ClassVar[str] = ""
