@@ -57,7 +57,7 @@ def _numbered_choices(sample: Sequence[Record]) -> list[str]:
     for name in names:
         by_stem[_stem(name)].append(name)
     numbered = next((group for stem, group in by_stem.items() if stem in _CHOICE_STEMS and len(group) > 1), [])
-    letters = [name for name in ("A", "B", "C", "D", "E") if name in names]
+    letters: list[str] = [name for name in ("A", "B", "C", "D", "E") if name in names]
     return numbered or (letters if len(letters) > 2 else [])
 
 
