@@ -88,8 +88,8 @@ unassigned characters in UTF-16; logs with colours and pages of manuals have esc
 REPLACED_SHARE = 0.2
 """Largest share of U+FFFD, which stands for bytes that fit no encoding."""
 DENSE_CONTROLS, WINDOW = 16, 256
-"""Fewest control characters within so many characters that are binary data in the midst of a text: random bytes have 30
-there."""
+"""Fewest control characters within a window of that number of characters that are binary data in the midst of a text:
+random bytes have 30 in it."""
 SIGN_SHARE, MANY_SIGNS = 0.15, 12
 """Largest share of signs of Latin-1 in a text that has many different ones: leaders of dots are one, random bytes from
 0x80 on all of them, in a third of their characters."""

@@ -79,7 +79,7 @@ def judged_answers(sample: Sequence[Record]) -> Problem | None:
 
 
 def side_of_a_pair(sample: Sequence[Record], text_field: str) -> Problem | None:
-    """The problem of a text that is by its name the question or answer of a pair: it is no document of its own."""
+    """The problem of a text that is by its name the question or answer of a pair, and no document."""
     if not any(_stem(part) in _SIDES_OF_PAIRS for part in text_field.split(".")):
         return None
     path = sample[0].file
