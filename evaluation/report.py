@@ -99,8 +99,10 @@ def facts(pipeline: PipelineResults, stage_count: int | None = None) -> list[tup
         if ettr := ettr_of(pipeline):
             rows.append(("effective time (ETTR)", ettr))
         rows.append(("finished", finished[:16].replace("T", " ") + " UTC"))
-        commits = {str(manifest.code.get("commit") or "")[:10] for manifest in manifests} - {""}
-        rows.append(("code", ", ".join(sorted(commits)) or "not recorded"))
+        finished_by = {str(manifest.code.get("commit") or "")[:10]: manifest.finished for manifest in manifests}
+        commits = sorted(finished_by.keys() - {""}, key=lambda commit: finished_by[commit], reverse=True)
+        others = f" and {len(commits) - 1} earlier commits" if len(commits) > 2 else ""
+        rows.append(("code", ", ".join(commits[: 1 if others else 2]) + others or "not recorded"))
     return rows
 
 

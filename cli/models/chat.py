@@ -103,10 +103,11 @@ def writing_model(model: str, root: Path) -> Path:
     model and its like.
     """
     from infra.errors import ConfigError, Problem
+    from infra.io.foreign import WRITES_TEXT
 
     folder = model_folder(model, root)
     kinds = read_own_json(folder / "config.json").get("architectures") or []
-    if kinds and not any(kind.endswith(_WRITE) for kind in kinds):
+    if kinds and not any(kind.endswith(WRITES_TEXT) for kind in kinds):
         message = f"it is a {kinds[0]}, which scores or labels text and writes none"
         raise ConfigError(Problem("writes_no_text", model, message, _suggestion(folder)))
     return folder
@@ -124,10 +125,6 @@ def refused_by_gates(folder: Path) -> list[Problem]:
         return refusals_of(Store(store_root(path), reading=True), Manifest.read(path).digest)
     except (FileNotFoundError, ValueError, ConfigError):
         return []
-
-
-_WRITE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Endings of the names of transformers' classes that write text."""
 
 
 def _suggestion(folder: Path) -> str:

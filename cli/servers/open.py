@@ -102,4 +102,4 @@ def _serve_page(root: Path) -> None:
 
         threading.Thread(target=open_it, daemon=True).start()
         with suppress(KeyboardInterrupt):
-            serve(root.absolute(), "127.0.0.1", port)
+            serve(root.absolute(), "127.0.0.1", port, is_read_only=True)

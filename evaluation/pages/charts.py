@@ -223,7 +223,7 @@ def _intervals(
     ends += [row.reference for row in rows if row.reference is not None]
     low, high = span or (min(ends), max(ends))
     scale = ticks(low, high, 3 if is_narrow else 6)
-    top, bottom, step, gap = 6, 26, 18, 12
+    top, bottom, step, gap = 6, 26, 18 if is_narrow else 16, 12
     above = 20 if is_narrow else 0
     bottom += 18 if is_narrow and reference_label else 0
     names = [row.label for row in rows]

@@ -119,8 +119,8 @@ def compared_curves(
 
 
 def figures_section(document: Mapping[str, Any], names: Sequence[str]) -> Section:
-    """Return the figures that differ, side by side."""
-    return _figures(document, names, _groups(document))
+    """Return the figures that differ, side by side, also of those that differ in seeds alone."""
+    return _figures({**document, "seeds": []}, names, [])
 
 
 def _styles(names: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:

@@ -30,7 +30,8 @@ def compare_page(store: Store, texts: Sequence[str]) -> dict[str, Any]:
         "conclusions": [conclusion(document, index, names) for index in range(1, len(names))],
         "sides": list(zip(names, pages, [side.summary for side in compared], strict=True)),
         "warnings": [f"{warning['path']}: {warning['message']}" for warning in document["warnings"]],
-        "sections": [section for section in comparison_sections(document, names, built) if section],
+        # The warnings are at the head of the page.
+        "sections": [section for section in comparison_sections({**document, "warnings": []}, names, built) if section],
     }
 
 

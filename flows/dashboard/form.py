@@ -69,14 +69,14 @@ class FormChange:
         declared = self._deployment["parameters"].get("config", {})
         self.fields = fields_of(self._deployment["parameter_openapi_schema"], declared, self._values)
 
-    def start(self, settings: Mapping[str, str]) -> str:
-        """Start the changed run; return its id. Raises ConfigError as `changed` does."""
+    def start(self, settings: Mapping[str, str]) -> tuple[str, str]:
+        """Start the changed run; return its id and that of its flow run. Raises ConfigError as `changed` does."""
         parameters: dict[str, Any] = self._run["parameters"]
         config = changed(self.fields, self._values, settings, str(parameters.get("config_path", "")))
         run_id = new_run_id()
         parameters = {**parameters, "config": dump(config), "run_id": run_id}
-        self._steering.start(self._deployment["id"], parameters, self._run.get("job_variables") or {})
-        return run_id
+        variables = self._run.get("job_variables") or {}
+        return run_id, self._steering.start(self._deployment["id"], parameters, variables)
 
 
 def fields_of(schema: Mapping[str, Any], declared: Mapping[str, Any], values: Mapping[str, Any]) -> list[Field]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,26 @@ from evaluation.release.registrations import newest_registration
 from flows.compare.compare import compare
 from flows.compare.compared import find as find_compared
 from flows.dashboard.family import family_picture
-from flows.dashboard.reading import CARD, address_of, find, is_model, page_of
+from flows.dashboard.model_actions import ModelActions
+from flows.dashboard.reading import CARD, ReadingStore, address_of, find, is_model, page_of
 from infra.errors import StemmaError
-from infra.io.json import read_own_json
+from infra.io.json import parse_own_json, read_own_json
 from infra.store.ancestry import AncestryMember, LineageGraph, ancestry, artifact_member, descent
+from infra.store.layout import AUX
 from infra.store.manifest import Manifest
 from infra.store.measurements import newest_measurement
 from infra.store.store import Store
 from tasks.stages import STAGES
 
 RECORD = "registration.json"
+EXAMPLES, LONGEST_EXAMPLE = 4, 200
 RELATIVES = 3
 """Most ancestors, and most siblings, whose figures are shown."""
 
 Pair = tuple[Path, Manifest]
 
 
-def model_page(store: Store, text: str) -> dict[str, Any]:
+def model_page(store: ReadingStore, text: str, actions: ModelActions) -> dict[str, Any]:
     """Return the values of the page of a model. Raises ConfigError for a text that names none."""
     folder, manifest = find(store, text, models_only=True)
     up, down = ancestry(store, [(folder, manifest)]), descent(store, artifact_member(store, folder, manifest))
@@ -58,8 +62,27 @@ def model_page(store: Store, text: str) -> dict[str, Any]:
         ],
         "card": _card(store, registration),
         "registration": address_of(*registration) if registration else "",
+        "actions": actions.of(store, folder, manifest),
+        "states": actions.states(address_of(folder, manifest)),
         "commands": _commands(store, address_of(folder, manifest), registration),
     }
+
+
+def example_prompts(store: ReadingStore, address: str) -> tuple[list[str], bool]:
+    """Return prompts to try a model with, and whether it continues text, as no tuning has taught it to answer.
+
+    The prompts are those that a measurement of it, or of its relatives, has asked: in the form that it was trained on.
+    """
+    _, manifest = find(store, address, models_only=True)
+    measured = newest_measurement(store.root, manifest)
+    samples = measured[0] / AUX / "samples.jsonl" if measured else None
+    prompts: list[str] = []
+    if samples is not None and samples.is_file():
+        with open(samples, encoding="utf8") as file:
+            for line in islice(file, EXAMPLES):
+                with suppress(ValueError, AttributeError, RecursionError):
+                    prompts.append(str(parse_own_json(line).get("prompt", "")))
+    return [prompt for prompt in prompts if 0 < len(prompt) <= LONGEST_EXAMPLE], manifest.stage == "pretrain"
 
 
 def _kind(manifest: Manifest) -> str:

@@ -26,6 +26,7 @@ from infra.ledger.builds import hours, parts, summary
 from infra.process.tail import Tail, tail
 from infra.run import messages_in
 from infra.store.layout import AUX
+from tasks.processes.supervisor import FORKED
 from tasks.stages import STAGES
 
 MOST_BYTES = 20_000_000
@@ -103,6 +104,7 @@ class RunView:
         self._tail = Tail(self.journal.path)
         self._curves: dict[Path, Curves] = {}
         self._work: dict[str, Path] = {}
+        self._corrections: dict[str, list[tuple[float, str]]] = {}
         self._ledger: RunLedger | None = None
         self._ledger_at, self._ledger_is_final = -LEDGER_S, False
         self._drawing = self._read_drawing()
@@ -181,7 +183,8 @@ class RunView:
     def cost(self) -> list[tuple[str, str]]:
         """Return what the run cost so far as (subject, value); empty if that is unknown."""
         ledger = self.ledger()
-        return summary(ledger.account) if ledger and ledger.account.device_s else []
+        rows = summary(ledger.account) if ledger and ledger.account.device_s else []
+        return [("effective time (ETTR)" if subject == "ETTR" else subject, value) for subject, value in rows]
 
     def spent(self) -> list[tuple[str, str, str]]:
         """Return what the time of its devices was spent on: (kind and cause, device time, share)."""
@@ -238,10 +241,11 @@ class RunView:
                 if before and (earlier := before.between(metric, *steps)):
                     lines.append(Line("the run before", smoothed(earlier, half_life), "base"))
                 lines += [Line("each step", now, "train", faint=True), Line("now", smoothed(now, half_life), "train")]
+                marks = [mark for mark in self._corrections.get(step.name, ()) if now[0][0] <= mark[0] <= now[-1][0]]
                 if metric == "train/loss" and (validated := curves.between(VALIDATION, *steps)):
                     lines.append(Line("validation", validated, "validation"))
                 name = f"{step.name}: {title}"
-                chart = line_chart(name, lines, x_label=unit, y_label="", width=640, can_zoom=True)
+                chart = line_chart(name, lines, x_label=unit, y_label="", marks=marks, width=640, can_zoom=True)
                 drawn.append((name, chart))
             gpus = [
                 Line(f"GPU {number}", points, GPU_STYLES[at % len(GPU_STYLES)])
@@ -257,17 +261,24 @@ class RunView:
     def legend(self, chart: str) -> list[tuple[str, str]]:
         """Return the styles and labels of the lines of a chart, by its title."""
         if not chart.endswith(UTILISATION):
-            return [("train", "now"), ("base", "the run before"), ("validation", "validation")]
+            names = [("train", "now"), ("base", "the run before"), ("validation", "validation")]
+            return [*names, ("happened", "correction by the guard")]
         stage = chart.removesuffix(f": {UTILISATION}")
         steps = [step for step in [*self.running(), *self._trained()] if step.name == stage]
         journals = [journal for step in steps if (journal := self._curves_of(step))]
         numbers = _gpu_numbers(self._followed(journals[0])) if journals else []
         return [(GPU_STYLES[at % len(GPU_STYLES)], f"GPU {number}") for at, number in enumerate(numbers)]
 
+    def log_lines(self) -> list[dict[str, Any]]:
+        """Return the log, newest first, without the beginnings of steps that were reused a moment later."""
+        reused = {step.name for step in self.steps.values() if step.status == "reused"}
+        return [line for line in reversed(self.log) if line.get("status") != "running" or line["stage"] not in reused]
+
     def printed(self) -> list[tuple[str, list[str]]]:
         """Return the last lines that each running stage has printed."""
         logs = [(step.name, self._journal_of(step)) for step in self.running()]
-        return [(name, tail(journal.parent / "stage.log", PRINTED_LINES)) for name, journal in logs if journal]
+        printed = [(name, tail(journal.parent / "stage.log", PRINTED_LINES)) for name, journal in logs if journal]
+        return [(name, [line for line in lines if line.rstrip() != FORKED]) for name, lines in printed]
 
     def answers(self) -> list[dict[str, Any]]:
         """Return prompts with the answers of several models: those of the newest step that has any, joined by the
@@ -340,6 +351,7 @@ class RunView:
             case "begin":
                 # A retry records every step again.
                 self.begun, self.steps, self.retried_at = line, {}, -RETRY_PATIENCE_S
+                self._corrections = {}
             case "stage":
                 step = self.steps.setdefault(name, RunStep(name))
                 if line["status"] == "running" and step.status != "running":
@@ -353,6 +365,8 @@ class RunView:
                 self.steps[name].progress = line
             case "event":
                 self.log.append(line)
+                if line.get("name") == "correction" and isinstance(batch := line.get("back_to"), int):
+                    self._corrections.setdefault(name, []).append((float(batch), str(line.get("message", ""))))
         del self.log[:-LOG_LINES]
 
     def _inside(self, path: str | None) -> Path | None:
@@ -375,9 +389,11 @@ class RunView:
         return self._work.get(step.name)
 
     def _trained(self) -> list[RunStep]:
-        """Return the trainings that this run has built, the newest first."""
-        built = [step for step in self.steps.values() if step.status == "built" and step.path is not None]
-        return [step for step in reversed(built) if step.path and _is_training(step.path.parent.name)]
+        """Return the trainings that this run has built, the newest first; those that it reused if it built none."""
+        ended = [step for step in reversed(list(self.steps.values())) if step.path is not None]
+        trained = [step for step in ended if step.path and _is_training(step.path.parent.name)]
+        built = [step for step in trained if step.status == "built"]
+        return built or ([step for step in trained if step.status == "reused"] if self.has_ended else [])
 
     def _curves_of(self, step: RunStep) -> Path | None:
         """Return the file with the metrics of a step that runs or was built."""

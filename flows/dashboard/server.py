@@ -6,7 +6,10 @@ GET /            runs, what needs a person, models, services
 GET /run/ID      one run; /run/ID/events sends the parts of the page that change, as server-sent events
 GET /run/ID/change   the form of another run with its settings
 POST /run/ID/cancel, /run/ID/retry, /run/ID/change    as on Prefect's page, by its API
+POST /run/ID/keep    save what the stages have, then end
 GET /models, /model/NAME    a model by its step, address or digest
+POST /model/STAGE/FINGERPRINT/try, …/export, …/promote    the commands of these names; GET …/actions: results
+GET /model/STAGE/FINGERPRINT/chat/    a conversation with a model that is tried, which …/chat/v1/* relay to
 GET /data, /data/NAME       a corpus; ?q=WORDS searches in it, ?document=ID shows the way of a document
 GET /compare?a=A&b=B        runs or models over each other; /compare/chart: one chart between two batches
 GET /artifact/STAGE/FINGERPRINT/PATH  a file of a finished artifact, as its manifest lists it
@@ -20,6 +23,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,13 +31,22 @@ from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -44,13 +57,15 @@ from flows.dashboard.compare_view import compare_page, compared_chart
 from flows.dashboard.data_view import data_page, data_sets
 from flows.dashboard.form import FormChange, by_field
 from flows.dashboard.home_view import HomeView
-from flows.dashboard.model_view import model_page
-from flows.dashboard.reading import ReadingStore
+from flows.dashboard.model_actions import ACTIONS, READ_ONLY, ModelActions
+from flows.dashboard.model_view import example_prompts, model_page
+from flows.dashboard.reading import ReadingStore, find
 from flows.dashboard.run_view import RunView
+from flows.dashboard.served_model import refused
 from flows.dashboard.steering import RefusedError, Steering
 from infra.errors import ConfigError, StemmaError
 from infra.io.json import parse_own_json
-from infra.pages import STYLE_SHEET
+from infra.pages import STYLE_SHEET, style
 from infra.servers.asgi_server import BoundedBody, Server
 from infra.servers.credentials import Credentials, credentials
 from infra.servers.prefect.callers import App, OwnCallersOnly
@@ -74,18 +89,30 @@ ARTIFACT_POLICY = "sandbox allow-same-origin; default-src 'none'; style-src 'uns
 """Artifacts contain text of other people, so no script in them may run under our address."""
 
 
-class Dashboard:
-    """The pages of one store. root: its folder."""
+CHAT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{}'; connect-src 'self'; img-src data:"
+ANSWERING = ("v1/chat/completions", "v1/completions")
+"""Requests of a conversation that are relayed to the model."""
 
-    def __init__(self, root: Path) -> None:
+
+class Dashboard:
+    """The pages of one store.
+
+    Args:
+        root: its folder.
+        is_read_only: nothing can be started, cancelled or written from them.
+    """
+
+    def __init__(self, root: Path, *, is_read_only: bool = False) -> None:
         self.root = root
+        self._is_read_only = is_read_only
+        self._actions = ModelActions(root, is_read_only=is_read_only)
         self._templates = Environment(
             loader=FileSystemLoader([TEMPLATES, REPORT_TEMPLATES]),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
         )
-        self._templates.filters |= {"seconds": seconds, "clock": _clock, "size": size}
+        self._templates.filters |= {"seconds": seconds, "clock": _clock, "moment": _moment, "size": size}
         # However many people watch a page, one thread reads the store for it.
         self._looks: dict[str, asyncio.Lock] = {}
         self._views: dict[str, RunView] = {}
@@ -101,8 +128,13 @@ class Dashboard:
             Route("/run/{run_id}/events", self.run_events),
             Route("/run/{run_id}/chart", self.chart),
             Route("/run/{run_id}/change", self.change, methods=["GET"]),
+            Route("/run/{run_id}/change/{flow_run}", self.changed),
             Route("/run/{run_id}/{action}", self.act, methods=["POST"]),
             Route("/models", self.models),
+            Route("/model/{stage}/{fingerprint}/actions", self.model_states),
+            Route("/model/{stage}/{fingerprint}/chat/", self.chat),
+            Route("/model/{stage}/{fingerprint}/chat/{path:path}", self.answer, methods=["POST"]),
+            Route("/model/{stage}/{fingerprint}/{action}", self.act_on_model, methods=["POST"]),
             Route("/model/{reference:path}", self.model),
             Route("/data", self.data_sets),
             Route("/data/{reference:path}", self.data),
@@ -142,8 +174,10 @@ class Dashboard:
     async def act(self, request: Request) -> Response:
         """Cancel or retry a run through Prefect, whose rules for these hold."""
         action, view = request.path_params["action"], self._view(request.path_params["run_id"])
-        if action not in ("cancel", "retry", "change"):
+        if action not in ("cancel", "keep", "retry", "change"):
             raise HTTPException(HTTPStatus.NOT_FOUND)
+        if self._is_read_only:
+            return JSONResponse({"message": READ_ONLY, "fields": {}}, HTTPStatus.FORBIDDEN)
         if action == "change":
             settings = _settings(await request.body())
             return await self._steered(lambda: self._change(view, settings))
@@ -164,16 +198,25 @@ class Dashboard:
             values |= {"fields": [], "refused": str(error)}
         return self._page("change.html.j2", title, {}, "", **values)
 
+    async def changed(self, request: Request) -> Response:
+        """The reason why a changed run failed before it began; empty if it did not."""
+        view = self._view(request.path_params["run_id"])
+        flow_run = request.path_params["flow_run"]
+        return await self._steered(lambda: {"message": self._flow_run(view)[0].reason_to_end(flow_run)})
+
     def _change(self, view: RunView, settings: Mapping[str, str]) -> dict[str, Any]:
         change = FormChange(*self._flow_run(view))
         try:
-            return {"message": "handed to the worker; it begins soon", "run_id": change.start(settings)}
+            run_id, flow_run = change.start(settings)
+            return {"message": "handed to the worker; it begins soon", "run_id": run_id, "flow_run": flow_run}
         except ConfigError as error:
             fields, others = by_field(error.problems, change.fields)
             message = "; ".join(others) or "nothing was started: see the marked settings"
             raise RefusedError(message, HTTPStatus.UNPROCESSABLE_ENTITY, fields) from None
 
     def _act(self, view: RunView, action: str) -> dict[str, Any]:
+        if action == "keep":
+            return self._keep(view)
         steering, flow_run = self._flow_run(view)
         if action == "cancel":
             steering.cancel(flow_run)
@@ -187,6 +230,16 @@ class Dashboard:
             finally:
                 view.awaits_end = False
         return {"message": "asked for; the steps follow"}
+
+    def _keep(self, view: RunView) -> dict[str, Any]:
+        """Ask a run to save what its stages have and to end; the run itself looks for the request."""
+        if view.status != "running":
+            raise RefusedError("it does not run")
+        try:
+            view.journal.ask_to_keep()
+        except OSError as error:
+            raise RefusedError(f"this page may not write to its store: {error.strerror}") from None
+        return {"message": "asked for; a training saves its state after this batch and ends"}
 
     def _flow_run(self, view: RunView) -> tuple[Steering, str]:
         """Return the Prefect server that knows the flow run of a run, and its id."""
@@ -215,8 +268,52 @@ class Dashboard:
 
     async def model(self, request: Request) -> Response:
         reference = request.path_params["reference"]
-        values = await asyncio.to_thread(lambda: model_page(self._store(), reference))
+        values = await asyncio.to_thread(lambda: model_page(self._store(), reference, self._actions))
         return self._page("model.html.j2", values["address"], {}, "", **values)
+
+    async def act_on_model(self, request: Request) -> Response:
+        """Try, export or promote a model."""
+        name = request.path_params["action"]
+        if name not in ACTIONS:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+
+        def act() -> dict[str, Any]:
+            folder, manifest = find(self._store(), _address(request), models_only=True)
+            return vars(self._actions.start(self._store(), folder, manifest, name))
+
+        return await self._steered(act)
+
+    async def model_states(self, request: Request) -> Response:
+        return JSONResponse(self._actions.states(_address(request)), headers={"Cache-Control": "no-store"})
+
+    async def chat(self, request: Request) -> Response:
+        """The conversation with a model that is tried; its own page if it is not."""
+        address = _address(request)
+        if (served := self._actions.served(address)) is None:
+            return RedirectResponse(f"/model/{quote(address)}")
+        nonce = secrets.token_urlsafe(16)
+        examples, is_base = await asyncio.to_thread(lambda: example_prompts(self._store(), address))
+        page = self._templates.get_template("chat.html.j2").render(
+            css=style(),
+            nonce=nonce,
+            columns=served.names,
+            names=served.names,
+            examples=examples,
+            back=address,
+            is_base=is_base,
+        )
+        return HTMLResponse(
+            page, headers={"Content-Security-Policy": CHAT_POLICY.format(nonce), "Cache-Control": "no-store"}
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """An answer of a model that is tried."""
+        served, path = self._actions.served(_address(request)), request.path_params["path"]
+        if path not in ANSWERING:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        if served is None:
+            return refused("the model is not loaded any more: press Try it on its page again")
+        return await served.relay(f"/{path}", await request.body())
 
     async def data_sets(self, _: Request) -> Response:
         rows = await asyncio.to_thread(lambda: data_sets(self._store()))
@@ -300,7 +397,13 @@ class Dashboard:
         links += [("MLflow", mlflow)] if mlflow else []
         return self._parts(
             "run_parts.html.j2",
-            {"view": view, "charts": view.charts(), "links": links, "has_prefect": prefect is not None},
+            {
+                "view": view,
+                "charts": view.charts(),
+                "links": links,
+                "has_prefect": prefect is not None,
+                "is_read_only": self._is_read_only,
+            },
         )
 
     def _parts(self, template: str, values: dict[str, Any]) -> dict[str, str]:
@@ -337,6 +440,10 @@ class Dashboard:
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _address(request: Request) -> str:
+    return f"{request.path_params['stage']}/{request.path_params['fingerprint']}"
 
 
 def _settings(body: bytes) -> dict[str, str]:
@@ -384,7 +491,12 @@ def _is_name(text: str) -> bool:
 def _clock(when: float | str) -> str:
     if isinstance(when, str):
         return when[:16].replace("T", " ") + " UTC"
-    return time.strftime("%H:%M:%S", time.localtime(when))
+    return time.strftime("%H:%M:%S", time.gmtime(when))
+
+
+def _moment(when: float) -> str:
+    """Return seconds since 1970 as a date and time, as other pages show them."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))
 
 
 async def _unknown(_: Request, error: Exception) -> Response:
@@ -395,21 +507,23 @@ async def _problem(_: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def app(root: Path, login: Credentials | None, *, read_ahead: bool = False) -> App:
+def app(root: Path, login: Credentials | None, *, read_ahead: bool = False, is_read_only: bool = False) -> App:
     """Return the app of a store; with credentials, only those who have them reach anything but /health.
 
     Args:
         read_ahead: read the manifests of the store before the first person asks for them.
+        is_read_only: nothing can be started, cancelled or written from the pages.
     """
-    dashboard = Dashboard(root)
+    dashboard = Dashboard(root, is_read_only=is_read_only)
     if read_ahead:
         threading.Thread(target=dashboard.read_ahead, daemon=True).start()
     pages: ASGIApp = dashboard.app()
     return BoundedBody(CredentialsAsked(pages, login) if login else pages, LARGEST_BODY)
 
 
-def serve(root: Path, host: str, port: int) -> None:
-    Server(OwnCallersOnly(app(root, credentials(), read_ahead=True), Settings(host).callers(port)), host, port).run()
+def serve(root: Path, host: str, port: int, *, is_read_only: bool = False) -> None:
+    pages = app(root, credentials(), read_ahead=True, is_read_only=is_read_only)
+    Server(OwnCallersOnly(pages, Settings(host).callers(port)), host, port).run()
 
 
 if __name__ == "__main__":

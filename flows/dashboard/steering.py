@@ -74,6 +74,13 @@ class Steering:
         run: dict[str, Any] = get(f"{self._url}/flow_runs/{quote(flow_run, safe='')}", TIMEOUT_S)
         return run
 
+    def reason_to_end(self, flow_run: str) -> str:
+        """Return why a flow run has ended without a result; "" for one that has not ended, or is done."""
+        run = self.flow_run(flow_run)
+        if run["state_type"] not in FINAL - {"COMPLETED"}:
+            return ""
+        return str((run.get("state") or {}).get("message") or run["state_name"])
+
     def deployment(self, id: str) -> dict[str, Any]:
         deployment: dict[str, Any] = get(f"{self._url}/deployments/{quote(id, safe='')}", TIMEOUT_S)
         return deployment

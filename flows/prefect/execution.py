@@ -32,6 +32,7 @@ from flows.prefect.notices import Kind
 from flows.prefect.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.runs.journal import PICTURE, PRIVATE, JournalRow, RunJournal
 from flows.runs.ledger import read_ledger, write_ledger
+from flows.runs.retention import tidy
 from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
@@ -111,8 +112,8 @@ class PipelineRun:
         self.config_path = config_path or "CONFIG"
         self.shared = SHARED.get()
         is_cancelled = self.shared.is_cancelled if self.shared else lambda: False
-        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s, is_cancelled)
         self.journal = RunJournal(store.layout.runs, run_id)
+        self.stop = Stop(flow_run.get_id() or "", config.launch.grace_s, is_cancelled, self.journal.is_to_keep)
         self.nodes: Graph = graph(config, f"stemma run {self.config_path}")
         self.manifests: dict[str, Manifest] = {}
         self.errors: dict[str, StemmaError] = {}
@@ -379,6 +380,7 @@ class PipelineRun:
         with suppress(OSError, ValueError, LookupError, TypeError):  # the run has ended all the same
             write_ledger(self.store.root, self.journal.run_id)
         self._share_journal()
+        tidy(self.store)
         if ON_WORKER in os.environ and not self.stop.is_set():
             self.page.close(WORKER_PATIENCE_S)
         self.page.queue.close()

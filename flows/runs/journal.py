@@ -6,6 +6,7 @@ ledger.json     what it cost, once it ended, see `flows.runs.ledger`
 picture.json    the boxes and arrows of its pipeline, see `evaluation.pages.pipeline.Drawing`
 result.json     how it ended; the document that `stemma run --json` prints
 trial.json      of which sweep it is a trial; not there for other runs
+keep            a person asked it to save what its stages have and to end; not there otherwise
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class RunJournal:
         self.path = self.folder / "journal.jsonl"
         self.rows: dict[str, JournalRow] = {}
         self._lock = threading.Lock()
+        self._keep = self.folder / "keep"
         self._reserved = ReservedSpace(self.folder / "reserved")
 
     def make_trial(self, **facts: str) -> None:
@@ -104,18 +106,29 @@ class RunJournal:
 
     def trial(self) -> dict[str, str] | None:
         """The facts that `make_trial` wrote; None for a run that is no trial."""
-        path = self.folder / "trial.json"
-        trial: dict[str, str] | None = read_own_json(path) if path.exists() else None
+        try:
+            trial: dict[str, str] = read_own_json(self.folder / "trial.json")
+        except FileNotFoundError:
+            return None
         return trial
 
     def begin(self, **facts: Any) -> None:
         """A new run, or a retry of one: what it is about."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "result.json").unlink(missing_ok=True)
+        self._keep.unlink(missing_ok=True)
         self._unwritten.pop(self.folder.absolute(), None)
         self._reserved.take()
         process = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "machine": this_machine()}
         self._write({"kind": "begin", **process, **facts})
+
+    def ask_to_keep(self) -> None:
+        """Ask the run to save what its stages have, and to end."""
+        self._keep.touch()
+
+    def is_to_keep(self) -> bool:
+        """True once that was asked of this attempt."""
+        return self._keep.exists()
 
     def row(self, row: JournalRow) -> None:
         """The new status of a stage."""
@@ -211,8 +224,11 @@ class RunJournal:
         return result
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines of the run, without those that a crash cut short or that no run writes."""
-        return [line for line in read_journal(self.path) if is_line(line)] if self.path.exists() else []
+        """The lines of the run, without those that a crash cut short or that no run writes; none of a forgotten one."""
+        try:
+            return [line for line in read_journal(self.path) if is_line(line)]
+        except FileNotFoundError:
+            return []
 
     def _write(self, line: Mapping[str, Any]) -> None:
         stamp = {"time": round(time.time(), 3), "ticks": round(time.monotonic(), 3)}  # a clock may be set

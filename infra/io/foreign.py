@@ -26,6 +26,8 @@ MERGE = (
     ".save_pretrained(new folder), with the tokenizer's files; adapters of this project are already merged in the "
     "model that they were exported from"
 )
+WRITES_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of the names of transformers' classes that write text."""
 UNOPENED = ("name_or_path", "_name_or_path", "special_tokens_map_file")
 """Former locations of a model, as recorded by save_pretrained: they are never opened."""
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz", ".npy")

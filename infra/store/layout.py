@@ -12,6 +12,7 @@
 <root>/sweeps/<id>/                     trials and page of a `stemma sweep`
 <root>/feedback/<round>/                answers that people judge, and what they said, see `stemma feedback`
 <root>/tasks_mirror/                    data of benchmarks, put there by `stemma mirror`
+<root>/exports/                         models that the page of the store exported
 <root>/answers/                         answers of endpoints to `generate`; what is removed is asked for again
 
 Of a root on an object store this is the cache, with remote.json and .remote/ besides; `infra.store.bucket.artifacts`
@@ -33,9 +34,9 @@ from infra.store.roots import RECORD, url_of
 
 FORMAT = 1
 MARKER = "format"
-ANSWERS = "answers"
+ANSWERS, EXPORTS = "answers", "exports"
 RESERVED = frozenset(
-    {"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "feedback", "tasks_mirror", ANSWERS}
+    {"runs", "mlflow", "lineage", "servers", "comparisons", "sweeps", "feedback", "tasks_mirror", ANSWERS, EXPORTS}
 )
 MANIFEST = "manifest.json"
 AUX = "aux"

@@ -20,6 +20,7 @@ from tests.support.pipelines import trained_config
 from tests.support.programs.command import REPOSITORY, environment, write_config
 
 GUIDE = REPOSITORY / "docs" / "python.md"
+NOTEBOOK = REPOSITORY / "docs" / "tutorials" / "small-model.ipynb"
 
 
 def test_importing_it_imports_nothing_else_and_starts_nothing() -> None:
@@ -72,6 +73,27 @@ def test_the_session_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Monke
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pretrain built" in done.stdout and "tokenizer.vocab_size" in done.stdout
+
+
+@pytest.mark.long
+def test_the_notebook_runs_in_an_empty_folder(tmp_path: Path) -> None:
+    """Risk: the API and its tutorial part. Every cell is executed, in one session; the value of the last line counts
+    as an expression, as Jupyter shows it."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) == 8 and not any(cell.get("outputs") for cell in cells)
+    shown = "print(comparison.differences.to_string(), tokenizer.decode(answer[0]))"
+    (tmp_path / "session.py").write_text("\n".join([*code, shown]))
+    done = subprocess.run(
+        [sys.executable, "session.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment(STEMMA_ROOT=str(tmp_path / "store")),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The river of the village" in done.stdout and "pretrain.duration" in done.stdout
 
 
 @pytest.mark.long

@@ -171,6 +171,44 @@ document.addEventListener("click", async (event) => {
   else if (source && source.readyState === EventSource.CLOSED) location.reload();
 });
 
+// Actions on a model: the server runs each as a command, and reports here what became of it.
+const use = document.getElementById("use");
+
+async function follow(name) {
+  const button = use.querySelector(`[data-model="${name}"]`);
+  const outcome = use.querySelector(`#about-${name} .outcome`);
+  for (button.disabled = true; ; await new Promise((resolve) => setTimeout(resolve, 700))) {
+    const response = await fetch(`${use.dataset.address}/actions`);
+    const job = response.ok ? (await response.json())[name] : { state: "failed", message: "the page does not answer" };
+    if (!job) break;
+    outcome.textContent = job.message;
+    outcome.classList.toggle("failed", job.state === "failed");
+    if (job.state === "running") continue;
+    if (job.state === "done" && job.page) location.assign(job.page);
+    else if (job.state === "done") location.reload();
+    break;
+  }
+  button.disabled = false;
+}
+
+if (use) {
+  use.addEventListener("click", async (event) => {
+    const name = event.target.dataset.model;
+    if (!name) return;
+    const outcome = use.querySelector(`#about-${name} .outcome`);
+    event.target.disabled = true;
+    outcome.textContent = "";
+    outcome.classList.remove("failed");
+    const [ok, answer] = await send(`${use.dataset.address}/${name}`, {});
+    if (ok) return follow(name);
+    outcome.textContent = answer.message;
+    outcome.classList.add("failed");
+    event.target.disabled = false;
+  });
+  for (const outcome of use.querySelectorAll('.outcome[data-state="running"]'))
+    follow(outcome.closest(".use").querySelector("button").dataset.model);
+}
+
 const form = document.getElementById("change");
 if (form) {
   const inputs = [...form.elements].filter((input) => input.name);
@@ -201,10 +239,24 @@ if (form) {
       return;
     }
     // The run has a page once the worker has begun it.
-    while (!(await fetch(`/run/${answer.run_id}`)).ok) await new Promise((resolve) => setTimeout(resolve, 1000));
+    while (!(await fetch(`/run/${answer.run_id}`)).ok) {
+      const state = await fetch(`${location.pathname}/${answer.flow_run}`);
+      const ended = state.ok ? (await state.json()).message : "";
+      if (ended) {
+        say(`it has not begun: ${ended}`);
+        button.disabled = false;
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
     location.assign(`/run/${answer.run_id}`);
   });
 }
+
+// On a phone the drawing of a run is wider than the page: the step that runs, or that failed, comes first.
+const drawing = document.getElementById("picture");
+const current = drawing && drawing.querySelector(".step.running, .step.failed");
+if (current) drawing.scrollLeft += current.getBoundingClientRect().left - drawing.getBoundingClientRect().left - 40;
 
 // A family may be wider than the page: the model that the page is about comes first.
 for (const box of document.querySelectorAll("#family .scroll")) {

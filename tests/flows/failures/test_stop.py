@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from prefect import flow
@@ -11,6 +12,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running
 
+from flows.runs.journal import RunJournal
 from flows.runs.stop import Stop
 from infra.process.lifetime import GRACE_S
 
@@ -25,6 +27,17 @@ def test_a_person_waits_less_long_than_a_scheduler(number: signal.Signals, patie
         assert stop.is_set()
     assert stop.patience_s() == patience_s
     assert signal.getsignal(number) == before
+
+
+def test_a_person_who_wants_to_keep_what_the_stages_have_waits_as_long(tmp_path: Path) -> None:
+    journal = RunJournal(tmp_path, "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny")
+    stop = Stop("", 60.0, is_to_keep=journal.is_to_keep)
+    assert not stop.is_set() and stop.patience_s() == GRACE_S
+    journal.ask_to_keep()
+    assert stop.is_set() and stop.patience_s() == 60.0
+    journal.begin(pipeline="tiny")
+    assert not stop.is_set(), "a retry is another attempt"
 
 
 def test_cancel_in_the_page_is_a_persons_although_it_comes_as_sigterm(prefect_url: str) -> None:

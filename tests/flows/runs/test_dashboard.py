@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -30,9 +31,11 @@ from infra.servers.credentials import Credentials
 from infra.servers.prefect.callers import OwnCallersOnly
 from infra.servers.settings import Settings
 from infra.store.manifest import File, Manifest, SourceRecord
+from infra.store.promotions import Promotions
 from infra.store.store import Store
 from tests.support.pipelines import full_config
 from tests.support.programs.command import write_config
+from tests.support.programs.processes import wait_until
 
 ADDRESS = {"fingerprint": "0" * 16, "digest": "0" * 64}
 
@@ -47,8 +50,8 @@ def store(built_data: Path, tmp_path: Path) -> Path:
     return root
 
 
-def client(root: Path, login: Credentials | None = None) -> TestClient:
-    guarded: Any = OwnCallersOnly(app(root, login), Settings().callers(PORT))
+def client(root: Path, login: Credentials | None = None, *, is_read_only: bool = False) -> TestClient:
+    guarded: Any = OwnCallersOnly(app(root, login, is_read_only=is_read_only), Settings().callers(PORT))
     return TestClient(guarded, base_url=f"http://127.0.0.1:{PORT}")
 
 
@@ -144,8 +147,12 @@ def test_a_run_is_shown_while_it_trains(tmp_path: Path) -> None:
     with open(path, "a", encoding="utf8") as file:
         file.write(json.dumps({"kind": "rewind", "time": 2.0, "place": 0, "step": 1}) + "\n")
         file.write(json.dumps({"kind": "metric", "time": 2.0, "step": 2, "values": {"train/loss": 1.5}}) + "\n")
+    correction = {"kind": "event", "name": "correction", "message": HOSTILE, "back_to": 1}
+    journal.message("pretrain", correction)
     journal.row(JournalRow("ingest", "failed", headline=HOSTILE))
     view.follow()
+    loss = dict(view.charts())["pretrain: training loss, nats"]
+    assert loss.count('class="happened"') == 1 and HOSTILE not in loss
     assert ("pretrain: loss", "1.500") in view.figures()
     assert HOSTILE not in str(view.picture()) and "failed: &lt;img" in str(view.picture())
 
@@ -199,11 +206,16 @@ def test_the_same_callers_as_prefects(store: Path) -> None:
     assert pages.post(change, json={"settings": {}}, headers={"Origin": "http://evil.example"}).status_code == 403
     assert pages.post(change, json={"settings": {"seed": 1}}).status_code == 400
 
+    promote = f"/model/sft/{'0' * 16}/promote"
+    assert pages.post(promote, json={}, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert pages.post(promote, content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
     login = Credentials("ada", "a long password")
     guarded = client(store, login)
     assert guarded.get("/health").status_code == 200
     for path in ("/", "/run/x", "/run/x/change", "/model/x", "/data/x", "/compare", "/artifact/a/b/c", "/dashboard.js"):
         assert guarded.get(path).status_code == 401
+    assert guarded.post(promote, json={}).status_code == 401
     assert guarded.get("/", headers={"Authorization": login.header}).status_code == 200
 
 
@@ -273,6 +285,72 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
         assert pages.get(f"/model/{path}").status_code == 404
         assert pages.get(f"/compare?a={path}&b=sft").status_code == 404
     assert pages.get(f"/compare?a={root}/x.yaml&b=sft").status_code == 404, "no files are read by name"
+
+
+def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEMMA_RELAY", "off")
+    root = tmp_path / "store"
+    (root / "runs").mkdir(parents=True)
+    (root / "format").write_text("1\n")
+    writes = json.dumps({"architectures": ["LlamaForCausalLM"]}).encode()
+    scores = json.dumps({"architectures": ["LlamaForSequenceClassification"]}).encode()
+    base = write_artifact(root, "pretrain", 1, files={"config.json": writes})
+    model = write_artifact(root, "sft", 2, {"model": base}, files={"config.json": writes})
+    write_artifact(root, "reward_model", 3, {"model": model}, files={"config.json": scores})
+    record = {"status": "rejected", "reasons": [{"message": HOSTILE}]}
+    files = {"MODEL_CARD.md": b"", "registration.json": json.dumps(record).encode()}
+    write_artifact(root, "register", 4, {"model": base}, files=files)
+    pages = client(root)
+
+    def reasons(address: str) -> list[str]:
+        page = pages.get(f"/model/{address}").text
+        shown = re.findall(r'<b class="reason">(.*?)\.</b>', page)
+        assert page.count(" disabled") == len(shown)
+        return [html.unescape(reason) for reason in shown]
+
+    assert reasons("sft/0000000000000002") == ["It was not registered: a pipeline with the section register does that"]
+    assert "next to pretrain/0000000000000001" in pages.get("/model/sft/0000000000000002").text
+    assert reasons("reward_model/0000000000000003")[0] == "It scores text and writes none"
+    assert reasons("pretrain/0000000000000001") == ["A gate refused it"] * 2
+
+    address = "/model/sft/0000000000000002"
+    assert pages.post(f"{address}/promote", json={}).status_code == 409
+    assert pages.post(f"{address}/chat/v1/chat/completions", json={}).status_code == 409, "it is not tried"
+    assert pages.post(f"{address}/chat/v1/models", json={}).status_code == 404
+    assert pages.get(f"{address}/chat/").url.path == address
+
+    def outcome(action: str) -> dict[str, str] | None:
+        job: dict[str, str] = pages.get(f"{address}/actions").json()[action]
+        return job if job["state"] != "running" else None
+
+    (root / "exports").write_text("in the way")
+    assert pages.post(f"{address}/export", json={}).json()["state"] in ("running", "failed")
+    failed = wait_until(lambda: outcome("export"), timeout_s=30)
+    assert isinstance(failed, dict) and failed["state"] == "failed"
+    assert failed["message"] in html.unescape(pages.get(address).text)
+    record = {"name": "tiny", "status": "registered", "reasons": []}
+    files = {"MODEL_CARD.md": b"", "registration.json": json.dumps(record).encode()}
+    write_artifact(root, "register", 5, {"model": model}, files=files)
+    assert pages.post(f"{address}/promote", json={}).status_code == 200
+    assert wait_until(lambda: outcome("promote"), timeout_s=120) == {
+        **{"state": "done", "page": ""},
+        "message": "promoted as tiny",
+    }
+    assert Promotions(root).all()["tiny"].digest == model.digest
+    assert reasons("sft/0000000000000002") == ["It is promoted, as tiny"]
+
+    pages = client(root, is_read_only=True)
+    assert set(reasons("sft/0000000000000002")) == {"This page was opened to read: `stemma up` serves one that can"}
+    for action in ("try", "export", "promote"):
+        assert pages.post(f"{address}/{action}", json={}).status_code == 403
+    journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
+    journal.begin(pipeline="tiny", config="tiny.yaml")
+    for action in ("keep", "cancel", "retry"):
+        assert pages.post(f"/run/{journal.run_id}/{action}", json={}).status_code == 403
+    assert not journal.is_to_keep()
+    assert client(root).post(f"/run/{journal.run_id}/keep", json={}).status_code == 200 and journal.is_to_keep()
 
 
 def test_a_finished_run_begins_with_verdict_numbers_and_samples_of_its_report(tmp_path: Path) -> None:
