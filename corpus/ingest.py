@@ -35,7 +35,7 @@ QUARANTINE = "quarantine.jsonl"
 
 
 @dataclass(frozen=True)
-class Reading:
+class IngestPart:
     """One partition: some pieces of the source with this index in `read`; the docstrings are one by themselves."""
 
     source: int
@@ -82,7 +82,7 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     return Result(figures, f"{figures['documents']:,} documents, {figures['text_bytes'] / 1e6:.1f} MB of text")
 
 
-def read_partition(config: IngestConfig, reading: Reading, out: Path) -> Summary:
+def read_partition(config: IngestConfig, reading: IngestPart, out: Path) -> Summary:
     """Write documents/ and quarantine.jsonl of one partition, and count the records that it read."""
     counts, tally, origins = SourceCounts(), Tally(), Counter[str]()
     records, repaired = 0, 0
@@ -122,7 +122,7 @@ class _Item:
     is_repaired: bool = False
 
 
-def _items(config: IngestConfig, reading: Reading) -> Iterator[_Item]:
+def _items(config: IngestConfig, reading: IngestPart) -> Iterator[_Item]:
     source, name = config.read[reading.source], config.names()[reading.source]
     if isinstance(source, DocstringDocuments | CommentDocuments):
         yield from _of_packages(source, name)
@@ -166,14 +166,14 @@ def _of_packages(source: DocstringDocuments | CommentDocuments, name: str) -> It
         yield _Item(item) if isinstance(item, Rejected) else _Item(item, origin=item.source.split("/")[1])
 
 
-def _readings(config: IngestConfig) -> list[Reading]:
+def _readings(config: IngestConfig) -> list[IngestPart]:
     readings = []
     for index, source in enumerate(config.read):
         if isinstance(source, DocstringDocuments | CommentDocuments):
-            readings.append(Reading(index, (), source.limit_mb or ALL_DOCSTRINGS_MB))
+            readings.append(IngestPart(index, (), source.limit_mb or ALL_DOCSTRINGS_MB))
             continue
         for pieces in partitions_of(source, source.places()):
-            readings.append(Reading(index, tuple(pieces), sum(piece.size for piece in pieces) / 1e6))
+            readings.append(IngestPart(index, tuple(pieces), sum(piece.size for piece in pieces) / 1e6))
     return readings
 
 
@@ -196,7 +196,9 @@ def _row(config: IngestConfig, index: int, summaries: Sequence[Summary]) -> dict
     }
 
 
-def _join_quarantines(readings: Sequence[Reading], read: Sequence[Summary], folders: Sequence[Path], out: Path) -> None:
+def _join_quarantines(
+    readings: Sequence[IngestPart], read: Sequence[Summary], folders: Sequence[Path], out: Path
+) -> None:
     """Join the rows of all partitions; lines of a file that was read in parts are counted from its start."""
     before = 0
     with out.open("w", encoding="utf8") as joined:

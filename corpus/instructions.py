@@ -186,7 +186,7 @@ def _messages(record: Record, source: InstructionOptions) -> list[Any]:
         asked_field, answered = prompt_field(record, source, PROMPT_FIELDS), _response_field(record, source)
         if asked_field is None or answered is None:
             return []
-        if isinstance(pick(value, asked_field), list) or isinstance(pick(value, answered), list):
+        if any(isinstance(pick(value, field), list | Mapping) for field in (asked_field, answered)):
             messages = [*_spoken(pick(value, asked_field), "user"), *_spoken(pick(value, answered), "assistant")]
         else:
             messages = [{"role": CHAT_ROLES[turn.role], "content": turn.text} for turn in _turns(record, source)]
@@ -197,6 +197,9 @@ def _messages(record: Record, source: InstructionOptions) -> list[Any]:
 
 
 def _spoken(value: Any, role: str) -> list[Any]:
+    """A list of messages, a message, or a text as one of a role."""
+    if isinstance(value, Mapping):
+        return [value]
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
@@ -245,8 +248,8 @@ def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
     if field is None:
         raise _lacks(record, _names(source.prompt_field, "prompt_field", PROMPT_FIELDS))
     prompt = pick(value, field)
-    if isinstance(prompt, list):
-        yield from turns_of(prompt)
+    if isinstance(prompt, list | Mapping):
+        yield from turns_of(_spoken(prompt, "user"))
     else:
         _text(field, prompt)
         yield Turn("human", prompt_of(record, source.model_copy(update={"prompt_field": field})))
@@ -254,8 +257,8 @@ def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
     if field is None:
         raise _lacks(record, _response_names(source))
     answer = pick(value, field)
-    if isinstance(answer, list):
-        yield from turns_of(answer)
+    if isinstance(answer, list | Mapping):
+        yield from turns_of(_spoken(answer, "assistant"))
     else:
         yield Turn("assistant", _text(field, answer).strip())
 

@@ -2,7 +2,7 @@
 
 python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
 
-A training stage takes `--launch processes=2 --launch sharding=fsdp` and the like, or is started by torchrun or srun.
+A training stage takes `--launch processes=2 sharding=fsdp` and the like, or is started by torchrun, TorchX or srun.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
     """Parse the command line, run the function in the foreground, print its figures, and exit as the command would."""
     parser = argparse.ArgumentParser(description=(function.__doc__ or "").strip().split("\n")[0])
     parser.add_argument("--config", type=Path, help="a YAML file with this stage's section; defaults where left out")
-    parser.add_argument("--input", action="append", default=[], metavar="NAME=DIR", help="an input artifact")
-    parser.add_argument("--launch", action="append", default=[], metavar="KEY=VALUE", help="a key of `launch:`")
+    # Several values after one word: TorchX refuses an option that is repeated.
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    parser.add_argument("--input", **several, metavar="NAME=DIR", help="input artifacts")
+    parser.add_argument("--launch", **several, metavar="KEY=VALUE", help="keys of `launch:`")
     parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for the result")
     options = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))

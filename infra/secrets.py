@@ -49,7 +49,7 @@ _PLACEHOLDER = r"(?!PASSWORD\b|\$\{|\$[A-Z]|<\w|\{|•|…|\*\*\*)"
 _URL_PASSWORD = re.compile(rf"\w://[^/\s:@\"'\\]*:{_PLACEHOLDER}([^/\s@\"'\\]+)@")
 
 
-class _Form(NamedTuple):
+class _SecretForm(NamedTuple):
     """Form of a secret. Every match contains one of the hints, which are in lower case and much faster to search for.
 
     kind: its description; "" for a form that is allowed in a config's text but not in a log.
@@ -60,8 +60,8 @@ class _Form(NamedTuple):
     kind: str = ""
 
 
-def _form(hints: str, pattern: str, kind: str = "") -> _Form:
-    return _Form(tuple(hints.split()), re.compile(pattern), kind)
+def _form(hints: str, pattern: str, kind: str = "") -> _SecretForm:
+    return _SecretForm(tuple(hints.split()), re.compile(pattern), kind)
 
 
 _KEY = (
@@ -88,7 +88,7 @@ _FORMS_OF_LINES = (
 )
 """Forms that span several lines."""
 _FORMS = (
-    _Form(("://",), _URL_PASSWORD, "a URL with a password"),
+    _SecretForm(("://",), _URL_PASSWORD, "a URL with a password"),
     _form(
         "signature= credential= security-token= accesskeyid= sig= token= apikey= api_key= secret= password=",
         r"(?:[?&;]|\\u0026)(?i:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|signature|sig|token"
@@ -211,7 +211,7 @@ _FORMS = (
     ),
     _form("cookie", r"(?i:\b(?:set-)?cookie)[\"']?:\s?[\"']?(?=[\w.-]+=)([^\"'\n\\]{6,})"),
     # One line of a private key, since a stream handles lines one by one; not the 64 digits of a hash.
-    _Form(("",), re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$")),
+    _SecretForm(("",), re.compile(r"(?m)^((?=[0-9a-f]*[G-Zg-z+/])[A-Za-z0-9+/]{64})$")),
 )
 
 
@@ -346,7 +346,7 @@ def _forms(secret: str) -> Iterator[str]:
                 yield encoded
 
 
-def _without(text: str, forms: Sequence[_Form]) -> str:
+def _without(text: str, forms: Sequence[_SecretForm]) -> str:
     lower = text.lower()
     for form in forms:
         for hint in form.hints:

@@ -169,6 +169,8 @@ class UsualStep:
     needs: optional inputs of the stage that a section must have all the same.
     only_if: input name → key of the config without which the input is not read.
     further: steps that are read too, each as an input of its own name.
+    from_step: input name → stage; a named step that is called like the input and uses this stage is the input.
+    adds: a section that this one's adds with its defaults.
     checks: for a validation, the kind of data whose suite it applies.
     instead_of: a step that it takes the place of; a config has a section for one of the two.
     reads_all: True for the report, which reads every other step.
@@ -181,6 +183,8 @@ class UsualStep:
     needs: tuple[str, ...] = ()
     only_if: Mapping[str, str] = field(default_factory=dict)
     further: tuple[str, ...] = ()
+    from_step: Mapping[str, str] = field(default_factory=dict)
+    adds: str = ""
     checks: str = ""
     instead_of: str = ""
     reads_all: bool = False

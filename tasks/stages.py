@@ -73,7 +73,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=7,
+            version=8,
             config=IngestConfig,
             function="corpus.ingest:ingest",
             makes="documents",
@@ -97,7 +97,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=7,
+            version=8,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),
@@ -261,7 +261,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=7,
+            version=8,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -573,6 +573,7 @@ USUAL_STEPS: dict[str, UsualStep] = {
             "decontaminate",
             inputs={"documents": _TO_MIX, "benchmark_text": ("benchmark_text",)},
             requires=("validate",),
+            adds="benchmark_text",
         ),
         UsualStep("mix", inputs={"documents": ("decontaminate", *_TO_MIX)}, requires=("validate",)),
         UsualStep("validate_clean", "validate", inputs={"data": _DOCUMENTS[:-1]}, checks="clean"),
@@ -621,6 +622,7 @@ USUAL_STEPS: dict[str, UsualStep] = {
             },
             only_if={"shards": "text_coef"},
             needs=("reward_model",),
+            from_step={"judge": "reward_model"},
         ),
         UsualStep("benchmarks_base", "benchmarks", inputs={"model": _BASE}),
         UsualStep("safety_base", "safety", inputs={"model": _BASE, "shards": ("shard",)}),

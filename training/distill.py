@@ -27,10 +27,11 @@ from training.checkpoint.export import export
 from training.config import DistillConfig
 from training.config.families import experts_problem
 from training.core import ranks
+from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
-from training.core.plan import Plan, plan_of
-from training.core.train_state import Loader
+from training.core.plan import plan_of
+from training.core.train_state import Trainable
 from training.data.conversations import fitted_conversations
 from training.data.examples import example_loader
 from training.data.rows import Fitted, by_weight, prompt_clusters
@@ -45,7 +46,7 @@ from training.planner.measured import planned
 from training.rl.own_answers import OwnAnswers
 from training.train_modules.distillation import Distilled
 from training.train_modules.language_model import LanguageModel
-from training.trainer.fit import fit
+from training.trainer.fit import Fit, fit
 from training.validation.evaluate import InLoopEvaluation
 
 _BATCH = 32
@@ -84,40 +85,19 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     )
     heldout = _heldout(config, inputs, chat, max_length, run)
     before = _measure(model, heldout, chat, config, hardware, max_length, run, "student")
-    loader, plan, every = _batches(fitting.examples, config, chat)
 
-    def look() -> dict[str, float]:
-        watched = heldout.examples[: config.evaluate_pairs]
-        sample = _divergences(model, watched, chat, hardware)
-        return {"validation/sample_loss": float(sample.divergence.sum() / sample.tokens.sum())}
+    def sample_loss() -> float:
+        sample = _divergences(model, heldout.examples[: config.evaluate_pairs], chat, hardware)
+        return float(sample.divergence.sum() / sample.tokens.sum())
 
     # The student's own answers are sampled by the weights that learn; where ranks shard them, by a whole copy.
     own_answers = []
     if config.on_policy_share:
         sampler, refresh = _acting(network, run)
         own_answers.append(OwnAnswers(sampler, refresh, chat, config, max_length, hardware, run))
-    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
-    done = fit(
-        "distill",
-        model,
-        loader,
-        plan,
-        config,
-        hardware,
-        run,
-        [*own_answers, InLoopEvaluation(look, every, plan.batches, run)],
-        inputs=inputs,
+    done, figures = _learnt(
+        network, model, fitting, chat, config, hardware, inputs, out_dir, run, sample_loss, own_answers
     )
-    export(network, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir, estimate)
-    figures = {
-        "prompts_cut": float(fitting.cut),
-        "pairs_dropped": float(fitting.dropped),
-        "batches": float(done.batches),
-        **done.guard_figures(),
-        "tokens": float(done.tokens),
-        "tokens_per_s": done.tokens_per_s,
-    }
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = _measure(model, heldout, chat, config, hardware, max_length, its_run, "distilled student")
@@ -305,18 +285,50 @@ def _compared(heldout: Fitted[Conversation], before: _Side, after: _Side, chat: 
     return Result(figures, headline)
 
 
-def _batches(conversations: Sequence[Conversation], config: DistillConfig, chat: Chat) -> tuple[Loader, Plan, int]:
-    """Return the batches of a training on conversations, its length, and its batches between evaluations."""
-    lengths = [len(conversation.ids) for conversation in conversations]
+def _learnt(
+    network: PreTrainedModel,
+    model: Trainable,
+    fitting: Fitted[Conversation],
+    chat: Chat,
+    config: DistillConfig,
+    hardware: Hardware,
+    inputs: Mapping[str, Path],
+    out_dir: Path,
+    run: Run,
+    sample_loss: Callable[[], float],
+    callbacks: Sequence[Callback] = (),
+) -> tuple[Fit, dict[str, float]]:
+    """Train the student on conversations and write it; return the outcome and its figures.
+
+    Args:
+        sample_loss: measures the student during the training.
+    """
+    # The batches, and the length of the training.
+    lengths = [len(conversation.ids) for conversation in fitting.examples]
     loader, epoch_batches = example_loader(
-        conversations,
+        fitting.examples,
         config.global_batch_examples,
         config.seed,
         chat.response_batch,
         lengths=lengths if config.group_by_length else None,
     )
     plan, every = plan_of(config, config.global_batch_examples, lengths, epoch_batches)
-    return loader, plan, every
+
+    # The training, and the model.
+    look = InLoopEvaluation(lambda: {"validation/sample_loss": sample_loss()}, every, plan.batches, run)
+    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
+    done = fit("distill", model, loader, plan, config, hardware, run, [*callbacks, look], inputs=inputs)
+    export(network, inputs["model"], out_dir, chat.stops)
+    done.leave(out_dir, estimate)
+    figures = {
+        "prompts_cut": float(fitting.cut),
+        "pairs_dropped": float(fitting.dropped),
+        "batches": float(done.batches),
+        **done.guard_figures(),
+        "tokens": float(done.tokens),
+        "tokens_per_s": done.tokens_per_s,
+    }
+    return done, figures
 
 
 # A teacher that writes text: the student learns its answers.
@@ -343,38 +355,16 @@ def _train_on_text(
     begin_untrained(network, config.seed)
     model = LanguageModel(network, hardware).to(hardware.device)
     before = _text_side(model, heldout, chat, config, hardware, max_length)
-    loader, plan, every = _batches(fitting.examples, config, chat)
 
-    def look() -> dict[str, float]:
+    def sample_loss() -> float:
         sums, tokens = _text_losses(model, heldout.examples[: config.evaluate_pairs], chat, hardware)
-        return {"validation/sample_loss": float(sums.sum() / tokens.sum())}
+        return float(sums.sum() / tokens.sum())
 
-    estimate = planned(config, model, plan, run.launch, hardware.device, inputs)
-    done = fit(
-        "distill",
-        model,
-        loader,
-        plan,
-        config,
-        hardware,
-        run,
-        [InLoopEvaluation(look, every, plan.batches, run)],
-        inputs=inputs,
-    )
-    export(network, inputs["model"], out_dir, chat.stops)
-    done.leave(out_dir, estimate)
+    done, figures = _learnt(network, model, fitting, chat, config, hardware, inputs, out_dir, run, sample_loss)
     if ranks.is_first():
         write_json_lines(out_dir / "aux" / "teacher_answers.jsonl", answered.rows)
-    figures = {
-        "prompts_cut": float(fitting.cut),
-        "pairs_dropped": float(fitting.dropped),
-        **{f"teacher_{fault}": float(count) for fault, count in answered.left_out.items()},
-        "teacher_tokens": float(answered.completion_tokens),
-        "batches": float(done.batches),
-        **done.guard_figures(),
-        "tokens": float(done.tokens),
-        "tokens_per_s": done.tokens_per_s,
-    }
+    figures |= {f"teacher_{fault}": float(count) for fault, count in answered.left_out.items()}
+    figures["teacher_tokens"] = float(answered.completion_tokens)
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = _text_side(model, heldout, chat, config, hardware, max_length)

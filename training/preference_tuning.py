@@ -338,7 +338,7 @@ def _logprobs(
     return log_likelihoods, counted
 
 
-class _Side(NamedTuple):
+class _TunedOnPairs(NamedTuple):
     """The tuned model on held-out pairs: loss, and the rise of the log-probabilities of both answers (pairs, 2)."""
 
     loss: float
@@ -377,13 +377,13 @@ def _side(
     examples: Sequence[Example],
     before: tuple[NDArray[np.float64], NDArray[np.float64]],
     now: tuple[NDArray[np.float64], NDArray[np.float64]],
-) -> _Side:
+) -> _TunedOnPairs:
     reference = before[0][: len(examples)]
     risen = now[0] - reference
     outputs = Logprobs(*(torch.from_numpy(part[:, :2]) for part in now))
     kl = kto_kl(torch.from_numpy(risen[:, 2:])) if risen.shape[1] > 2 else torch.zeros(())
     losses = model.pair_losses(outputs, {"reference": torch.from_numpy(reference[:, :2]), "kl": kl})
-    return _Side(float(losses.mean()), risen[:, :2])
+    return _TunedOnPairs(float(losses.mean()), risen[:, :2])
 
 
 def _prefers(sums: NDArray[np.float64], tokens: NDArray[np.float64], prompts: NDArray[np.int64]) -> Interval:

@@ -24,7 +24,7 @@ from infra.store.measurements import TRAINED
 from training.checkpoint.export import export
 from training.checkpoint.states import load_known
 from training.config import PretrainConfig
-from training.config.families import expert_ranks_problem, sequences_problem
+from training.config.parallelism import SharedTraining, layout_problems
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
@@ -32,7 +32,6 @@ from training.core.plan import Plan
 from training.data.packed_batches import batches_of
 from training.data.pretrain_data import PretrainData
 from training.distributed.parallel import parallelize
-from training.distributed.pipeline_cut import pipeline_problem
 from training.guard.finite import check_measured
 from training.guard.stuck import Stuck
 from training.model.attention import choose_attention
@@ -235,29 +234,16 @@ def _check_attention(config: PretrainConfig, hardware: Hardware) -> None:
 
 def _check_ranks(config: PretrainConfig, network: PreTrainedModel, data: PretrainData, run: Run) -> None:
     """Raises StageError where ranks cannot share the model's layers, experts or sequences as `launch` has it."""
-    family = network.config.model_type
-    if wrong := sequences_problem(
-        run.launch.context_parallel,
-        family,
+    shared = SharedTraining(
         config.objective,
-        data.length,
-        network.config.to_dict(),
-        run.launch.tensor_parallel,
-    ):
-        raise StageError(wrong)
-    if wrong := expert_ranks_problem(
-        run.launch.expert_parallel, family, network.config.to_dict(), run.launch.shares_of_examples
-    ):
-        raise StageError(wrong)
-    if wrong := pipeline_problem(
-        run.launch.pipeline_parallel,
-        run.launch.pipeline_pieces,
-        model_type=family,
-        layers=network.config.num_hidden_layers,
+        model_type=network.config.model_type,
+        values=network.config.to_dict(),
+        length=data.length,
         sequences=data.plan.smallest_batch // ranks.data_ranks(),
-        microbatch=run.launch.microbatch if isinstance(run.launch.microbatch, int) else None,
-    ):
-        raise StageError(wrong)
+        layers=network.config.num_hidden_layers,
+    )
+    if problems := list(layout_problems(run.launch, shared)):
+        raise StageError(*problems)
 
 
 def _choose_kernels(

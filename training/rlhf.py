@@ -51,7 +51,7 @@ from training.rl.policy_and_value import PolicyAndValue
 from training.rl.prompts import Prompt
 from training.rl.rewards import Rewards, RewardScale
 from training.rl.rollouts.pool import SamplerPool
-from training.rl.rollouts.processes import OwnSampler, RemoteSampler, SamplerHandle, questions
+from training.rl.rollouts.processes import OwnSampler, SamplerHandle, questions, remote_samplers
 from training.rl.round import Rollouts
 from training.rl.rubrics import rubric_of
 from training.rl.verify import announce_sandbox, rules_of
@@ -155,13 +155,14 @@ def _trained(
 
     def samplers(logs: Path) -> Sequence[SamplerHandle]:
         nonlocal vllm
+        count = run.launch.samplers.count
         if config.sampler == "vllm":
-            remote = RemoteSampler(load(inputs["model"]), served, steps)
-            vllm = remote.vllm
-            return [remote]
+            servers = remote_samplers(count, lambda: load(inputs["model"]), served, steps)
+            vllm = servers[0].vllm
+            return servers
         return [
             OwnSampler(number, inputs["model"], config, run.launch, longest, logs / f"sampler-{number}.log")
-            for number in range(run.launch.samplers.count)
+            for number in range(count)
         ]
 
     if config.async_:

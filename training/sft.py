@@ -118,7 +118,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
 
     watched = heldout.first(config.watched_prompts)
 
-    def watch(side: _Side) -> list[dict[str, Any]]:
+    def watch(side: _ModelOnPairs) -> list[dict[str, Any]]:
         return side.rows_of(chat, watched.rows, watched.rules, graders)
 
     def measure_watched(model: LanguageModel, name: str) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def _loader(
 
 
 @dataclass(frozen=True)
-class _Side:
+class _ModelOnPairs:
     """One model on the held-out pairs: summed loss and tokens of each response (pairs,), and its greedy answers."""
 
     losses: NDArray[np.float64]
@@ -306,7 +306,7 @@ class _Heldout:
         longest: int,
         run: Run,
         name: str,
-    ) -> _Side:
+    ) -> _ModelOnPairs:
         """The losses of a model, and its greedy answers to as many prompts as there are rules."""
         losses, text_losses, done = [], [], 0
         for loss, text_loss in _losses(model, chat, self.conversations, hardware):
@@ -328,13 +328,13 @@ class _Heldout:
             on_batch=lambda done: run.progress(done, len(prompts), "answers", f"the {name} answers"),
         )
         tokens = np.array([len(conversation.response) for conversation in self.conversations])
-        return _Side(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
+        return _ModelOnPairs(np.concatenate(losses), np.concatenate(text_losses), tokens, answers)
 
 
 def _compared(
     heldout: _Heldout,
-    before: _Side,
-    after: _Side,
+    before: _ModelOnPairs,
+    after: _ModelOnPairs,
     chat: Chat,
     config: SftConfig,
     graders: Graders,
@@ -399,8 +399,8 @@ def _write_samples(
     path: Path,
     rows: Sequence[Mapping[str, Any]],
     chat: Chat,
-    before: _Side,
-    after: _Side,
+    before: _ModelOnPairs,
+    after: _ModelOnPairs,
     right: Mapping[str, NDArray[np.float64]],
 ) -> None:
     lines = []

@@ -12,7 +12,6 @@ which is 1 but for "many". What is in OUT already is taken as it is.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,12 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.alignment.stages import Stages, spread
+from benchmarks.alignment.stages import base_model, options_of, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from corpus.tokens.chat_template import SPECIAL_TOKENS
-from infra.launch.config import LaunchConfig
 from tests.support.tokenizers import with_chat
-from training.checkpoint.export import export
-from training.config import ModelConfig, RlhfConfig, SftConfig
-from training.model.models import build, hf_config
+from training.config import RlhfConfig, SftConfig
 from training.rlhf import rlhf
 from training.sft import sft
 
@@ -68,20 +64,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--sft-epochs", type=int, default=20, help="how much the model knows before")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
-    args.out.mkdir(parents=True, exist_ok=True)
-    learnt = SFT | {"duration": f"{args.sft_epochs} epochs"}
+    ways = {"nargs": "+", "choices": WAYS, "default": list(WAYS)}
+    args, stages = options_of(__doc__, rounds=300, sft_epochs=20, sft_help="how much the model knows before", ways=ways)
+    words = tokenizer_of_bytes()
+    learnt = SFT | {"duration": f"{args.sft_epochs:g} epochs"}
     asked = stages.made("additions", instructions, _additions(args.out / "additions.json"))
     for seed in args.seeds:
-        base = _base(args.out / f"base_{seed}", seed)
+        base = base_model(args.out / f"base_{seed}", words, MODEL, seed)
         start = stages.made(f"sft_{seed}", sft, SftConfig(**learnt, seed=seed), {"model": base, "instructions": asked})
         for way in args.ways:
             config = RlhfConfig.model_validate(SAMPLING | WAYS[way] | {"rollouts": args.rounds, "seed": seed})
@@ -104,16 +93,6 @@ def _additions(path: Path) -> InstructionsConfig:
     path.write_text(json.dumps(sums), encoding="utf8")
     source = {"kind": "files", "paths": [str(path.resolve())], "verify": "exact"}
     return InstructionsConfig.model_validate({"read": [source], "heldout_share": 0.1})
-
-
-def _base(folder: Path, seed: int) -> Path:
-    """A model of random weights over bytes."""
-    if not (folder / "config.json").exists():
-        fast = tokenizer_of_bytes()
-        special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
-        export(build(hf_config(ModelConfig(**MODEL), len(fast), special), seed), None, folder)
-        fast.save_pretrained(folder)
-    return folder
 
 
 def tokenizer_of_bytes() -> PreTrainedTokenizerFast:

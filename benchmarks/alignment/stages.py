@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -10,9 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerFast
+
 from infra.config import StageConfig
 from infra.launch.config import LaunchConfig
 from infra.run import Run
+from training.checkpoint.export import export
+from training.config import ModelConfig
+from training.model.models import build, hf_config
 
 Figures = dict[str, float]
 
@@ -42,10 +48,47 @@ class Stages:
         (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf8")
         return out
 
+    def figures_of(self, name: str) -> Figures:
+        """Figures of an artifact."""
+        figures: Figures = json.loads((self._out / name / "figures.json").read_text(encoding="utf8"))
+        return figures
+
     def figures(self, kind: str, seeds: Iterable[int]) -> list[Figures]:
         """Those of `kind_seed` for each seed that has been through."""
         files = [self._out / f"{kind}_{seed}" / "figures.json" for seed in seeds]
         return [json.loads(file.read_text(encoding="utf8")) for file in files if file.exists()]
+
+
+def options_of(
+    description: str | None, rounds: int, sft_epochs: float, sft_help: str, **further: Mapping[str, Any]
+) -> tuple[argparse.Namespace, Stages]:
+    """Parse the options of a benchmark that tunes models by several seeds and lets each learn from rewards: `out`,
+    `seeds`, `rounds`, `sft_epochs`, `threads`; and return them with the stages of the folder `out`.
+
+    Args:
+        further: other options, by their names, as `add_argument` takes them.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
+    for name, option in further.items():
+        parser.add_argument(f"--{name}", **option)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--sft-epochs", type=float, default=sft_epochs, help=sft_help)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    launch = LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32")
+    return args, Stages(args.out, launch)
+
+
+def base_model(folder: Path, words: PreTrainedTokenizerFast, model: Mapping[str, Any], seed: int) -> Path:
+    """Return the folder of a model of random weights, with its tokenizer."""
+    if not (folder / "config.json").exists():
+        special = {name: getattr(words, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        export(build(hf_config(ModelConfig(**model), len(words), special), seed), None, folder)
+        words.save_pretrained(folder)
+    return folder
 
 
 def spread(values: list[float]) -> str:

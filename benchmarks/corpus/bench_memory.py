@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 import yaml
@@ -28,6 +30,8 @@ import yaml
 PROJECT = Path(__file__).resolve().parents[2]
 FILE_BYTES = 200_000_000
 SAMPLE_S = 0.1
+FORK_SERVER = "infra.process.fork_server"
+T = TypeVar("T")
 
 
 def real_texts(data: Path) -> list[str]:
@@ -94,19 +98,29 @@ def peaks(config: Path, root: Path) -> tuple[dict[str, float], dict[str, float]]
 
 
 def resident(pid: int) -> dict[str, int]:
-    """Resident bytes of each stage that runs now, all its processes added up; what they share counts once (PSS)."""
-    sizes: dict[str, int] = {}
+    """Resident bytes of each stage that runs now: its processes, which work in its folder, and the server that they
+    were forked from; what they share counts once (PSS)."""
+    families: dict[str, set[psutil.Process]] = defaultdict(set)
+    for process in _unless_ended(lambda: psutil.Process(pid).children(recursive=True), []):
+        parts = Path(_unless_ended(process.cwd, "")).parts
+        if ".work" in parts[:-1]:
+            parent = _unless_ended(process.parent, None)
+            is_forked = parent is not None and FORK_SERVER in _unless_ended(parent.cmdline, [])
+            families[parts[parts.index(".work") + 1]] |= {process, parent} if parent and is_forked else {process}
+    return {
+        stage: sum(_unless_ended(partial(_pss, member), 0) for member in family) for stage, family in families.items()
+    }
+
+
+def _pss(process: psutil.Process) -> int:
+    return int(process.memory_full_info().pss)
+
+
+def _unless_ended(ask: Callable[[], Any], otherwise: T) -> Any | T:
     try:
-        children = psutil.Process(pid).children(recursive=True)
-        for child in children:
-            arguments = child.cmdline()
-            if "tasks.processes.child" in arguments:
-                stage = Path(arguments[-1]).parts[-4]
-                family = [child, *child.children(recursive=True)]
-                sizes[stage] = sum(member.memory_full_info().pss for member in family)
-    except psutil.NoSuchProcess:
-        return {}
-    return sizes
+        return ask()
+    except psutil.Error:
+        return otherwise
 
 
 def main() -> None:

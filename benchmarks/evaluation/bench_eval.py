@@ -27,6 +27,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from benchmarks.evaluation.contest import BestTimes, report
 from evaluation.evaluate import tasks_of
 from evaluation.harness.model import ReportingHFLM
 from evaluation.harness.named_tasks import load_named, set_shots
@@ -91,28 +92,21 @@ def race(names: list[str], shots: int, limit: int, rounds: int, run: Run, mirror
     rows = []
     for name in names:
         loaded = tasks_of(load_named([name], mirror))
-        best: dict[str, tuple[float, float]] = {}
+        times = BestTimes()
         scores: dict[str, Any] = {}
         for _ in range(rounds):
             for contender, batch, share in (("lm-eval 16", 16, False), ("lm-eval 64", 64, False), ("ours", 32, True)):
                 set_shots(loaded["tasks"][name], shots, SEED)
                 harness = Timed(run, network, words, batch, share=share)
                 found = lm_eval.evaluate(lm=harness, task_dict=loaded, limit=limit, bootstrap_iters=0)
-                wall, processor = best.get(contender, (float("inf"), float("inf")))
-                best[contender] = min(wall, harness.wall), min(processor, harness.processor)
+                times.add(contender, harness.wall, harness.processor)
                 scores[contender] = {k: v for k, v in found["results"][name].items() if isinstance(v, float)}
-        theirs = [min(best["lm-eval 16"][i], best["lm-eval 64"][i]) for i in (0, 1)]
         rows.append(
             {
                 "task": name,
                 "shots": shots,
-                "lm_eval_s": round(theirs[0], 2),
-                "ours_s": round(best["ours"][0], 2),
-                "ratio": round(theirs[0] / best["ours"][0], 2),
-                "lm_eval_cpu_s": round(theirs[1], 2),
-                "ours_cpu_s": round(best["ours"][1], 2),
-                "cpu_ratio": round(theirs[1] / best["ours"][1], 2),
-                "same_scores": scores["lm-eval 16"] == scores["ours"],
+                **times.figures(("lm-eval 16", "lm-eval 64")),
+                "same": scores["lm-eval 16"] == scores["ours"],
             }
         )
         print(json.dumps(rows[-1]), file=sys.__stderr__, flush=True)
@@ -145,15 +139,7 @@ def main() -> None:
                 for shots in options.shots.split(",")
                 for row in race(names, int(shots), options.limit, options.rounds, run, mirror)
             ]
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{'task':<12} shots  lm-eval    ours  ratio  of processor time  same scores")
-    for row in rows:
-        print(
-            f"{row['task']:<12} {row['shots']:>5} {row['lm_eval_s']:>7.2f}s {row['ours_s']:>6.2f}s {row['ratio']:>6.2f}"
-            f" {row['cpu_ratio']:>18.2f}  {row['same_scores']}"
-        )
+    report(rows, {"task": 12, "shots": 5}, as_json=options.json)
 
 
 if __name__ == "__main__":

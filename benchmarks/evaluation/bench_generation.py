@@ -31,6 +31,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.evaluation.bench_eval import DATA, tokenizer
+from benchmarks.evaluation.contest import BestTimes, report
 from evaluation.generation.decoding import generate
 from evaluation.generation.token_choice import SamplingOptions
 from evaluation.harness.model import ReportingHFLM
@@ -98,16 +99,13 @@ def race(name: str, model: Any, words: Any, options: argparse.Namespace, run: Ru
     }
     rows = []
     for way, contenders in ways.items():
-        best: dict[str, tuple[float, float]] = {}
+        times = BestTimes()
         wrote: dict[str, Any] = {}
         for _ in range(options.rounds):
             for contender, work in contenders.items():
                 wall, processor = time.perf_counter(), time.process_time()
                 wrote[contender] = work()
-                spent = time.perf_counter() - wall, time.process_time() - processor
-                before = best.get(contender, (float("inf"), float("inf")))
-                best[contender] = min(before[0], spent[0]), min(before[1], spent[1])
-        theirs = [min(best[f"theirs {batch}"][i] for batch in BATCHES) for i in (0, 1)]
+                times.add(contender, time.perf_counter() - wall, time.process_time() - processor)
         lengths = sorted(len(one if way == "token ids" else words(one)["input_ids"]) for one in wrote["ours"])
         rows.append(
             {
@@ -117,12 +115,7 @@ def race(name: str, model: Any, words: Any, options: argparse.Namespace, run: Ru
                 "prompts": len(prompts),
                 "prompt_tokens": [min(map(len, prompts)), max(map(len, prompts))],
                 "answer_tokens": [lengths[0], lengths[len(lengths) // 2], lengths[-1]],
-                "theirs_s": round(theirs[0], 2),
-                "ours_s": round(best["ours"][0], 2),
-                "ratio": round(theirs[0] / best["ours"][0], 2),
-                "theirs_cpu_s": round(theirs[1], 2),
-                "ours_cpu_s": round(best["ours"][1], 2),
-                "cpu_ratio": round(theirs[1] / best["ours"][1], 2),
+                **times.figures(f"theirs {batch}" for batch in BATCHES),
                 "same": all(wrote[f"theirs {batch}"] == wrote["ours"] for batch in BATCHES),
             }
         )
@@ -152,15 +145,7 @@ def main() -> None:
         else:
             for size in options.models.split(","):
                 rows += race(size, network(size), tokenizer(), options, run)
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{'model':<18} {'stops':<10} theirs     ours  ratio  of processor time  same")
-    for row in rows:
-        print(
-            f"{row['model']:<18} {row['stops']:<10} {row['theirs_s']:>6.2f}s {row['ours_s']:>7.2f}s"
-            f" {row['ratio']:>6.2f} {row['cpu_ratio']:>18.2f}  {row['same']}"
-        )
+    report(rows, {"model": 18, "stops": 10}, as_json=options.json)
 
 
 if __name__ == "__main__":

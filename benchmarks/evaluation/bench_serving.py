@@ -101,10 +101,6 @@ class Stream:
     def first(self) -> float:
         return self.times[0] if self.times else float("nan")
 
-    @property
-    def longest_pause(self) -> float:
-        return max((after - before for before, after in pairwise(self.times)), default=0.0)
-
 
 def measure(url: str, server: int, streams: int, tokens: int, *, at_once: bool) -> dict[str, Any]:
     """Figures of some streams. server: the id of its process."""

@@ -10,7 +10,6 @@ of all three, a registration and a report. The commands run as a user would run 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 import subprocess
@@ -24,9 +23,10 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from benchmarks.infra.manifests import sha, write_manifest  # noqa: E402
 from flows.config.read import load, section_classes  # noqa: E402
 from infra.fingerprint import fingerprint  # noqa: E402
-from infra.store.manifest import File, Manifest, SourceRecord  # noqa: E402
+from infra.store.manifest import Manifest, SourceRecord  # noqa: E402
 from infra.store.store import Store  # noqa: E402
 
 CORPORA, MODELS_A_CORPUS, SOURCE_FILES, SHARD_FILES = 20, 4, 1000, 200
@@ -48,26 +48,20 @@ class Writer:
         identity: Mapping[str, Any] = {"seed": number}
         digests = {name: item.digest for name, item in inputs.items()}
         name = fingerprint(stage, 1, identity, digests, {record.key: record.digest for record in sources})
-        manifest = Manifest(
-            stage=stage,
-            version=1,
-            fingerprint=name,
-            digest=_sha(f"digest of {name}"),
-            build_id=_sha(name)[:32],
+        manifest = write_manifest(
+            self.store.layout.artifact(stage, name),
+            stage,
+            name,
+            inputs,
+            files=files,
+            figures=12,
             config=section.model_dump(mode="json") if section else {},
             identity=identity,
-            inputs={key: item.as_input() for key, item in inputs.items()},
-            requires={},
             sources=sources,
-            files=tuple(File(f"part-{at:05}", 1 << 20, _sha(f"{name} {at}")) for at in range(files)),
-            result={"figures": {f"figure_{at}": at / 7 for at in range(12)}, "headline": f"a {stage}"},
             pipeline="bench",
             code={"commit": "0" * 40, "dirty": False},
             finished=f"2026-11-21T00:00:00.{self.written:06}+00:00",
         )
-        folder = self.store.path(manifest)
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest.write(folder)
         self.written += 1
         return manifest
 
@@ -77,8 +71,8 @@ def build_store(root: Path, runs: int) -> tuple[str, str, int]:
     writer = Writer(Store(root))
     bases: list[tuple[Manifest, Manifest]] = []
     for corpus in range(CORPORA):
-        files = {f"/data/corpus-{corpus}/{at:05}.txt": _sha(f"{corpus} {at}") for at in range(SOURCE_FILES)}
-        source = SourceRecord("ingest.read.0", _sha(f"corpus {corpus}"), files)
+        files = {f"/data/corpus-{corpus}/{at:05}.txt": sha(f"{corpus} {at}") for at in range(SOURCE_FILES)}
+        source = SourceRecord("ingest.read.0", sha(f"corpus {corpus}"), files)
         ingest = writer.write("ingest", corpus, sources=(source,))
         clean = writer.write("clean", corpus, documents=ingest)
         tokenizer = writer.write("tokenizer", corpus, documents=clean)
@@ -104,18 +98,14 @@ def measure(arguments: list[str], repeats: int) -> tuple[float, float, int]:
     """(median seconds, slowest, nodes found) of a command."""
     seconds, nodes = [], 0
     for _ in range(repeats):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "cli.main", *arguments], cwd=PROJECT, capture_output=True, check=True
         )
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         if "--json" in arguments:
             nodes = len(json.loads(done.stdout)["nodes"])
     return statistics.median(seconds), max(seconds), nodes
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def main() -> None:

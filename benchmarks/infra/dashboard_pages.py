@@ -15,12 +15,13 @@ from statistics import median
 
 from starlette.testclient import TestClient
 
+from benchmarks.infra.manifests import write_manifest
 from evaluation.pages.charts import Line, line_chart, smoothed
 from flows.dashboard.curves import Curves
 from flows.dashboard.reading import SETTLED_NS
 from flows.dashboard.server import app
 from flows.runs.journal import JournalRow, RunJournal
-from infra.store.manifest import File, Manifest, SourceRecord
+from infra.store.manifest import Manifest, SourceRecord
 
 STAGES = ("pretrain", "sft", "reward_model", "rlhf", "tokenizer")
 RUNS, ROUNDS = 200, 9
@@ -34,32 +35,27 @@ def make_store(root: Path, artifacts: int) -> None:
     for number in range(artifacts):
         stage = STAGES[number % len(STAGES)]
         fingerprint = f"{number:016x}"
-        folder = root / stage / fingerprint
-        folder.mkdir(parents=True)
-        before = Manifest(
-            stage=stage,
-            version=1,
-            fingerprint=fingerprint,
-            digest=f"{number:064x}",
-            build_id=fingerprint,
+        before = write_manifest(
+            root / stage / fingerprint,
+            stage,
+            fingerprint,
+            {"model": before} if before and number % len(STAGES) else {},
+            files=12,
+            figures=20,
             config={f"key_{key}": key for key in range(60)},
             identity={},
-            inputs={"model": before.as_input()} if before and number % len(STAGES) else {},
-            requires={},
             sources=(SourceRecord("read", "0" * 64, {"text.jsonl": "0" * 64}),),
-            files=tuple(File(f"file-{index}", 1000, "0" * 64) for index in range(12)),
-            result={"figures": {f"figure_{index}": index / 7 for index in range(20)}, "headline": "loss 3.2"},
             step=stage,
             pipeline=f"pipeline-{number % 7}",
             finished=f"2026-11-28T{number % 24:02d}:00:00.000+00:00",
         )
-        before.write(folder)
     for number in range(RUNS):
         journal = RunJournal(root / "runs", f"20261128-{number:06d}-000000-aaaaaa")
         journal.begin(pipeline=f"pipeline-{number % 7}", config="c.yaml")
-        rows = [{"stage": stage, "status": "built"} for stage in STAGES]
+        address = {"fingerprint": f"{number:016x}", "digest": f"{number:064x}"}
+        rows = [{"stage": stage, "status": "built", **address} for stage in STAGES]
         for stage in STAGES:
-            journal.row(JournalRow(stage, "built", seconds=60.0))
+            journal.row(JournalRow(stage, "built", **address, seconds=60.0))
         journal.end({"status": "done", "errors": [], "stages": rows, "seconds": 300.0})
 
 

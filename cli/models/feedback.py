@@ -67,11 +67,11 @@ def export(
     folders = {model: writing_model(model, store).absolute() for model in dict.fromkeys(models)}
     os.environ.update(QUIET | OFFLINE)
     from infra.run import Run
-    from training.generation.candidates import Drawing, held_out_prompts, prompts_in, write_export
+    from training.generation.candidates import CandidateSampling, held_out_prompts, prompts_in, write_export
 
     texts = prompts_in(prompts) if prompts else held_out_prompts(store)
 
-    drawing = Drawing(temperature, max_new_tokens, seed)
+    drawing = CandidateSampling(temperature, max_new_tokens, seed)
     with (
         tempfile.TemporaryDirectory(prefix="stemma-feedback-") as work,
         working(f"drawing answers of {', '.join(folders)}", quiet=as_json) as show,

@@ -28,7 +28,7 @@ class Seconds(click.ParamType[float]):
         return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-class Moment(click.ParamType[tuple[str, float]]):
+class StageMoment(click.ParamType[tuple[str, float]]):
     """STAGE+SECONDS."""
 
     name = "moment"
@@ -51,7 +51,7 @@ class Moment(click.ParamType[tuple[str, float]]):
 @click.option("--servers", is_flag=True, help="Drill under `stemma up`, whose servers are hit too.")
 @click.option("--for", "time_limit", type=Seconds(), help="No new fault after this time, such as 15m.")
 @click.option("--repeat", type=click.IntRange(1), metavar="N", help="Only fault N of the campaign.")
-@click.option("--at", type=Moment(), metavar="STAGE+SECONDS", help="With --repeat: where it hits.")
+@click.option("--at", type=StageMoment(), metavar="STAGE+SECONDS", help="With --repeat: where it hits.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -84,7 +84,7 @@ def command(
     """
     from flows.config.graph import graph
     from flows.config.read import load
-    from flows.drill.drill import Drill, Wish, figures, table
+    from flows.drill.drill import Drill, DrillRequest, figures, table
     from flows.drill.kinds import KINDS
     from infra.errors import Problem
 
@@ -96,7 +96,7 @@ def command(
     pipeline = load(config, settings_of(settings))
     graph(pipeline)
     scratch = folder or Path(tempfile.gettempdir()) / f"stemma-drill-{pipeline.name}-{seed}"
-    wish = Wish(
+    wish = DrillRequest(
         config,
         scratch if repeat is None else scratch / f"repeat-{repeat}",
         faults,

@@ -28,7 +28,7 @@ def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator
     from rich.console import Console
 
     console = Console(stderr=True)
-    show: Any = _Table(console, debug) if console.is_terminal and not quiet else _Lines(console, debug)
+    show: Any = _Table(console, debug) if console.is_terminal and not quiet else _StatusLines(console, debug)
     ended = threading.Event()
     thread = threading.Thread(target=_follow, args=(journal, show, ended), name="follower", daemon=True)
     thread.start()
@@ -54,7 +54,7 @@ def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
             is_last_look = ended.wait(interval.seconds)
 
 
-class _Lines:
+class _StatusLines:
     """One line a change of status, one an event, and progress every few seconds."""
 
     def __init__(self, console: Any, debug: bool) -> None:
@@ -62,7 +62,7 @@ class _Lines:
         self._debug = debug
         self._shown: dict[str, float] = {}
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _StatusLines:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,7 +92,7 @@ class _Lines:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Progress:
+class _StagePace:
     """Pace of a running stage, from its progress lines."""
 
     def __init__(self, line: dict[str, Any]) -> None:
@@ -143,10 +143,10 @@ class _Table:
         from rich.live import Live
 
         self._console = console
-        self._lines = _Lines(console, debug)
+        self._lines = _StatusLines(console, debug)
         self._status: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
-        self._running: dict[str, _Progress] = {}
+        self._running: dict[str, _StagePace] = {}
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=REFRESH_HZ, transient=True)
 
     def __enter__(self) -> _Table:
@@ -168,7 +168,7 @@ class _Table:
             self._status[stage] = line["status"]
             self._running.pop(stage, None)
             if line["status"] == "running":
-                self._running[stage] = _Progress(line)
+                self._running[stage] = _StagePace(line)
             elif line["seconds"]:
                 self._seconds[stage] = line["seconds"]
         self._lines.line(line)

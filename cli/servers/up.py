@@ -17,9 +17,25 @@ from infra.errors import Problem
 @click.option("--prefect-port", type=click.IntRange(1, 65535), help="By default 4200, or the next free one.")
 @click.option("--mlflow-port", type=click.IntRange(1, 65535), help="By default 5000, or the next free one.")
 @click.option("--host", help="The address to listen on; another than loopback needs $STEMMA_AUTH.")
+@click.option(
+    "--keep-days",
+    type=click.IntRange(0),
+    help="Days after which a run is forgotten, unless something it built is in the store; 30 by default, 0: never.",
+)
+@click.option(
+    "--keep-runs",
+    type=click.IntRange(0),
+    help="Number of such runs of a pipeline that are kept; 500 by default.",
+)
 @as_json
 def command(
-    root: str | None, prefect_port: int | None, mlflow_port: int | None, host: str | None, as_json: bool
+    root: str | None,
+    prefect_port: int | None,
+    mlflow_port: int | None,
+    host: str | None,
+    keep_days: int | None,
+    keep_runs: int | None,
+    as_json: bool,
 ) -> tuple[dict[str, Any], int]:
     """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
 
@@ -40,6 +56,8 @@ def command(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
         host=host,
+        keep_days=keep_days,
+        keep_runs=keep_runs,
         say=lambda line: click.echo(line, err=True),
     )
     os.environ.update(environment(folder))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.common.options import root_of, root_option
 from cli.common.output import as_json, print_problems, print_table
+
+if TYPE_CHECKING:
+    from flows.runs.garbage import Garbage
+    from flows.runs.journal import RunJournal
 
 
 @click.command("gc")
@@ -30,9 +35,11 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """Show what no pipeline's newest run, registered model or pin needs; with --yes, remove it.
 
-    What a needed artifact descends from is needed too. Nothing is removed while a run uses it.
+    What a needed artifact descends from is needed too. Nothing is removed while a run uses it. The records of runs go
+    as they do at the end of a run, see `stemma up --keep-days`.
     """
     from flows.runs.garbage import STALE_S, Pins, refuse_if_unsure, remove, remove_states, survey
+    from flows.runs.retention import forget, forgettable
     from infra.store.at_work import nobody_at_work
     from infra.store.roots import refuse_url
     from infra.store.store import Store
@@ -46,14 +53,15 @@ def command(
     removed: set[str] = set()
     with nobody_at_work(store, STALE_S) if yes else nullcontext():
         surveyed = survey(store, spare_adopted=not adopted, spare_states=not states)
-        garbage = [*surveyed.artifacts, *surveyed.work, *surveyed.states]
+        runs = forgettable(store)
+        garbage = [*surveyed.artifacts, *surveyed.work, *surveyed.states, *_of_runs(runs)]
         if yes:
             refuse_if_unsure(surveyed)
             removed_items = [
                 *remove(store, [*surveyed.artifacts, *surveyed.work]),
                 *remove_states(store, surveyed.states),
             ]
-            removed = {item.id for item in removed_items}
+            removed = {item.id for item in removed_items} | {f"runs/{run_id}" for run_id in forget(store, runs)}
     garbage_rows: list[dict[str, Any]] = [
         {
             "artifact": item.id,
@@ -84,6 +92,18 @@ def command(
         "pins": Pins(store.root).read(),
     }
     return document, 1 if surveyed.problems else 0
+
+
+def _of_runs(journals: Iterable[RunJournal]) -> Iterator[Garbage]:
+    """Yield the folders of runs, without those that the end of a run has removed meanwhile."""
+    from flows.runs.garbage import Garbage
+
+    for journal in journals:
+        with suppress(FileNotFoundError):
+            size = sum(path.lstat().st_size for path in journal.folder.rglob("*"))
+            pipeline = journal.start_record().get("pipeline", "a pipeline")
+            reason = f"a run of {pipeline}; nothing that it built is in the store"
+            yield Garbage(f"runs/{journal.run_id}", journal.folder, size, reason)
 
 
 def _set_pins(store: Any, pins: Any, pin: tuple[str, ...], unpin: tuple[str, ...]) -> None:

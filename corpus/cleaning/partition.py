@@ -28,7 +28,7 @@ SAMPLE_CHARACTERS = 600
 
 
 @dataclass
-class Account:
+class PartitionOutcome:
     """Outcome of the documents of a partition."""
 
     read: int = 0
@@ -84,7 +84,7 @@ def clean_partition(part: Path, out: Path, *, config: CleanConfig, classifier: P
     steps = _steps(config.model_dump_json(), classifier)
     for step in steps:
         step.counts.clear()
-    account, sources = Account(), SourceCounts()
+    account, sources = PartitionOutcome(), SourceCounts()
     with DocumentWriter(out / "documents") as writer:
         for batch in _batches(part):
             for document in _clean(batch, steps, account):
@@ -105,7 +105,7 @@ def clean_partition(part: Path, out: Path, *, config: CleanConfig, classifier: P
     }
 
 
-def _clean(batch: list[Document], steps: Sequence[CleaningStep], account: Account) -> Iterator[Document]:
+def _clean(batch: list[Document], steps: Sequence[CleaningStep], account: PartitionOutcome) -> Iterator[Document]:
     account.read += len(batch)
     current: list[tuple[Document, Document, tuple[str, ...]]] = [(document, document, ()) for document in batch]
     for step in steps:

@@ -76,8 +76,22 @@ def repeated_pieces(points: Array, start: int, end: int, least_breaks: int, skip
 
 
 @kernel
-def _most_common_row(hashes: Array, lengths: Array, start: int, end: int, n: int, keys: Array, counts: Array) -> int:
-    """Characters of the most common row of n words, its spaces included, times its count; the first of equals."""
+def _most_common_row(
+    hashes: Array,
+    lengths: Array,
+    start: int,
+    end: int,
+    n: int,
+    row_hashes: Array,
+    hashed: int,
+    keys: Array,
+    counts: Array,
+) -> int:
+    """Characters of the most common row of n words, its spaces included, times its count; the first of equals.
+
+    Args:
+        row_hashes (words,): the hashes of the rows of `hashed` words from each word on; of n words afterwards.
+    """
     mask = keys.size - 1
     keys[:] = 0
     best, best_count = -1, 0
@@ -85,10 +99,11 @@ def _most_common_row(hashes: Array, lengths: Array, start: int, end: int, n: int
     slots = np.empty(firsts.size, np.int64)
     rows = 0
     for i in range(start, end - n + 1):
-        value = ZERO
-        for j in range(i, i + n):
+        value = row_hashes[i - start]
+        for j in range(i + hashed, i + n):
             value = (value ^ hashes[j]) * BASE
             value ^= value >> np.uint64(29)
+        row_hashes[i - start] = value
         value |= ONE
         slot = slot_of(value, mask)
         while keys[slot] != 0 and keys[slot] != value:
@@ -160,10 +175,17 @@ def repeated_words(
             continue
         keys = np.empty(table_size(words), np.uint64)
         counts = np.empty(keys.size, np.int32)
+        row_hashes = np.zeros(words, np.uint64)
+        hashed = 0
         broken = False
         for k in range(common.size):
             if not broken:
-                shares[doc, k] = _most_common_row(hashes, lengths, start, end, common[k], keys, counts) / size
+                if common[k] < hashed:
+                    row_hashes[:], hashed = ZERO, 0
+                shares[doc, k] = (
+                    _most_common_row(hashes, lengths, start, end, common[k], row_hashes, hashed, keys, counts) / size
+                )
+                hashed = common[k]
                 broken = shares[doc, k] > common_limits[k]
         if broken or repeated.size == 0:
             continue

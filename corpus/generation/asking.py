@@ -59,10 +59,6 @@ class AskedDocument:
     fault: str = ""
     reason: str = ""
 
-    @property
-    def was_asked(self) -> bool:
-        return bool(self.pieces)
-
 
 class Asking:
     """Asks about the documents of an artifact, keeps count, and writes the provenance of what is made.

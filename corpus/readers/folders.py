@@ -19,7 +19,7 @@ SPLIT_WORDS = {
 """The words that the Hugging Face hub looks for in file names where a dataset does not list its files, and further
 ones that people use."""
 RECORD_SUFFIXES = (
-    ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt",
+    ".parquet", ".arrow", ".feather", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".raw", ".tokens",
 )  # fmt: skip
 """Suffixes of files that a dataset keeps its records in. A program's train.py and test.py name no splits."""
 COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
@@ -28,8 +28,8 @@ SIDE_FILES = (
     "_SUCCESS", "_FAILURE", "_committed_*", "_started_*", "_metadata", "_common_metadata",  # Spark, Hadoop
     "*.crc",
     "Thumbs.db", "ehthumbs.db", "desktop.ini",  # Windows
-    "*~", "*.swp", "*.swo", "#*#",  # editors
-    "*.incomplete", "*.crdownload", "*.part",  # downloads that did not end
+    "*~", "*.swp", "*.swo", "#*#", "~$*", "*.bak", "*.orig", "*.tmp", "*.lock", "*.pyc",  # editors and other programs
+    "*.incomplete", "*.crdownload", "*.part", "*.partial", "*.download", "*.aria2",  # downloads that did not end
 )  # fmt: skip
 CARDS = (
     "README*", "LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "CITATION*", "AUTHORS*", "CONTRIBUTING*", "CHANGELOG*",
@@ -37,7 +37,10 @@ CARDS = (
     "*SUMS", "*SUMS.txt", "*.md5", "*.sha1", "*.sha256", "checksums*", "MANIFEST*",
 )  # fmt: skip
 """Files that describe a dataset, beside its records. In a folder of texts alone they are texts too."""
-SIDE_FOLDERS = ("__MACOSX", "_temporary", "_delta_log", "_spark_metadata")
+SIDE_FOLDERS = (
+    "__MACOSX", "_temporary", "_delta_log", "_spark_metadata", "_logs", "__pycache__", "lost+found",
+    "@eaDir", "System Volume Information", "$RECYCLE.BIN",
+)  # fmt: skip
 
 Splits = Literal["train", "all"]
 T = TypeVar("T")
@@ -100,7 +103,7 @@ def is_hidden(name: str) -> bool:
 def split_of(name: str, requested: str = "train") -> str:
     """The split that a path in a folder names: train, validation, test or the one asked for; "" where it names none."""
     for split, words in {**SPLIT_WORDS, requested: SPLIT_WORDS.get(requested, (requested,))}.items():
-        if re.search(rf"(^|[/_.-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name, re.IGNORECASE):
+        if re.search(rf"(^|[/_.=-])({'|'.join(map(re.escape, words))})([/_.-]|\d|$)", name, re.IGNORECASE):
             return split
     return ""
 

@@ -8,7 +8,7 @@ from corpus.documents.quarantine import Rejected
 from corpus.readers.config import Header
 from corpus.readers.formats.delimited import read_delimited
 from corpus.readers.formats.json_lines import read_records
-from corpus.readers.formats.table_batches import Table
+from corpus.readers.formats.table_batches import TableSource
 from corpus.readers.formats.table_process import read_rows
 from corpus.readers.plan import suffix_of
 from corpus.readers.record import Record
@@ -25,7 +25,7 @@ def records_in(file: Place, kind: str, encoding: str, key: str, header: Header =
     if kind in ("unread", "pdf"):
         raise refuse_format(file, suffix_of(file))
     if kind in ("parquet", "arrow"):
-        return read_rows(Table(kind, file, (), key, RECORD_BYTES))
+        return read_rows(TableSource(kind, file, (), key, RECORD_BYTES))
     if kind == "csv":
         return read_delimited(file, encoding, RECORD_BYTES, "", header)
     return read_records(file, encoding, (), key, ())

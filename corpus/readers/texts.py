@@ -16,7 +16,7 @@ from corpus.readers.formats.documents import DOCUMENT_FORMATS, read_document
 from corpus.readers.formats.json_lines import read_records, with_fields
 from corpus.readers.formats.mail import mail_text
 from corpus.readers.formats.plain import cut, read_lines, read_paragraphs, read_whole
-from corpus.readers.formats.table_batches import Table
+from corpus.readers.formats.table_batches import TableSource
 from corpus.readers.formats.table_process import read_rows
 from corpus.readers.formats.web import main_text, read_html, read_warc
 from corpus.readers.plan import BROKEN, FilePart, format_of, suffix_of
@@ -66,7 +66,7 @@ def _read(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rej
             yield from _texts_of(records, source)
         case "parquet" | "arrow" as kind:
             groups = None if piece.span is None else (piece.span.start, piece.span.end)
-            yield from _texts_of(read_rows(Table(kind, file, fields, key, max_bytes, groups)), source)
+            yield from _texts_of(read_rows(TableSource(kind, file, fields, key, max_bytes, groups)), source)
         case "csv":
             rows = read_delimited(file, encoding, 4 * max_bytes, header=source.header)
             yield from _texts_of(with_fields(rows, (source.text_field,), key, ("text_field",)), source)

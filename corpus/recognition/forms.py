@@ -27,6 +27,7 @@ from corpus.readers.record import Record, Unreadable, field_names, has_numbered_
 from corpus.readers.records import records_in
 from corpus.readers.streams import refuse_binary
 from corpus.readers.unread import MAGIC_BYTES, by_unread_format, suffix_by_magic
+from corpus.recognition.other_purposes import MOST, benchmark_items, has_field, judged_answers, side_of_a_pair
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.bounded import opened
 from infra.io.json import BadJson, parse_json
@@ -38,8 +39,6 @@ RECORD_FORMATS = ("jsonl", "parquet", "arrow", "csv")
 
 SAMPLED_FILES, SAMPLED_RECORDS = 8, 40
 """Files of each source, spread over all of them by name, and records of each."""
-MOST = 0.5
-"""The share of the sampled records that must have a form."""
 TEXT_NAMES = (
     "text", "content", "body", "document", "article", "page_content", "raw_content", "markdown", "code", "story",
     "full_text", "fulltext", "passage", "abstract", "transcript", "maintext",
@@ -248,11 +247,12 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     if len(put_aside) > len(sample):
         message = f"expected records, found {len(put_aside)} of {len(put_aside) + len(sample)} that cannot be read"
         raise ConfigError(Problem("unreadable_source", put_aside[0].place, f"{message}: {put_aside[0].reason}"))
-    if not (wish.kind or wish.text_field) and (fields := _test_item_fields(sample)):
-        message = f"expected data to train on, found items of a benchmark: {', '.join(fields)}"
-        fix = "name the file under benchmarks.tasks; or ask for a reading by --as"
-        raise ConfigError(Problem("benchmark_items", sample[0].place, message, fix))
+    is_asked_for = bool(wish.kind or wish.text_field)
+    if not is_asked_for and (problem := benchmark_items(sample)):
+        raise ConfigError(problem)
     readings = readings_of(sample, kind, wish)
+    if readings and not is_asked_for and (problem := _other_purpose(sample, readings)):
+        raise ConfigError(problem)
     names = sorted({name for record in sample[:SAMPLED_RECORDS] for name in record.value})
     if not readings:
         finding = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
@@ -270,6 +270,14 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     return Group(source, files, kind, readings, sample, names)
 
 
+def _other_purpose(sample: Sequence[Record], readings: Sequence[Reading]) -> Problem | None:
+    """The problem of records whose likeliest reading would teach what they are not for."""
+    if readings[0].kind == "documents":
+        problems = (side_of_a_pair(sample, reading.text_field) for reading in readings)
+        return next((problem for problem in problems if problem), None)
+    return judged_answers(sample) if readings[0].kind == "instructions" else None
+
+
 def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
     """Raise ConfigError `two_forms` where of a file among several no record has this reading."""
     fitting: Counter[str] = Counter()
@@ -285,19 +293,6 @@ def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
         other = next(record for record in sample if str(record.file) == without[0])
         message = f"expected files of one form, {reading}; this one has {field_names(other.value)}"
         raise ConfigError(Problem("two_forms", without[0], message, "name the files of each form by themselves"))
-
-
-_RIGHT = ("gold", "answer", "label", "answerKey", "answer_idx", "correct", "target", "ground_truth")
-
-
-def _test_item_fields(sample: Sequence[Record]) -> list[str]:
-    """The fields that make records items of a benchmark: choices, and which of them is right; empty for others."""
-    choices = next((name for name in ("choices", "options", "endings") if _has(sample, name)), "")
-    right = next((name for name in _RIGHT if _has(sample, name)), "")
-    values = [pick(record.value, right) for record in sample if is_given(record.value, right)] if right else []
-    # A word of prose is an answer to learn; a number or letter only points to the right choice.
-    is_pointer = all(not isinstance(value, str) or len(value.strip()) <= 2 for value in values)
-    return [choices, right] if choices and right and is_pointer else []
 
 
 def _sampled(files: Sequence[Place], kind: str, path: str) -> tuple[list[Record], list[Rejected]]:
@@ -408,22 +403,18 @@ def _as_preference(record: Record, keys: Mapping[str, Any]) -> str:
     return next((item.reason for item in pairs if isinstance(item, Rejected)), "" if pairs else "no pair")
 
 
-def _has(sample: Sequence[Record], name: str) -> bool:
-    return sum(is_given(record.value, name) for record in sample) >= MOST * len(sample)
-
-
 def _instruction_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """Keys to try, the plainest first."""
     further: dict[str, Any] = {}
-    if _has(sample, "context") and not _has(sample, "input"):
+    if has_field(sample, "context") and not has_field(sample, "input"):
         further = {"input_field": "context"}  # as in Dolly and SQuAD
-    is_pair = any(_has(sample, name) for name in ("instruction", *PROMPT_FIELDS))
-    is_chat = any(_has(sample, name) for name in CONVERSATIONS)
+    is_pair = any(has_field(sample, name) for name in ("instruction", *PROMPT_FIELDS))
+    is_chat = any(has_field(sample, name) for name in CONVERSATIONS)
     if is_pair or is_chat:
         yield dict(further)
         yield {**further, "trim_conversations": True}
-    prompts = [name for name in ("instruction", *PROMPT_FIELDS, *FURTHER_PROMPTS) if _has(sample, name)]
-    responses = [name for name in ("output", *RESPONSES, *FURTHER_RESPONSES) if _has(sample, name)]
+    prompts = [name for name in ("instruction", *PROMPT_FIELDS, *FURTHER_PROMPTS) if has_field(sample, name)]
+    responses = [name for name in ("output", *RESPONSES, *FURTHER_RESPONSES) if has_field(sample, name)]
     for prompt, response in product(prompts, responses):
         keys: dict[str, Any] = {**further, "prompt_field": prompt, "response_field": response}
         if prompt == "input":
@@ -434,7 +425,7 @@ def _instruction_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
 def _preference_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
     names = [("chosen", "rejected"), *FURTHER_ANSWERS]
     for chosen, rejected in names:
-        if not (_has(sample, chosen) and _has(sample, rejected)):
+        if not (has_field(sample, chosen) and has_field(sample, rejected)):
             continue
         keys = _unlike_default(FilePreferences, {"chosen_field": chosen, "rejected_field": rejected})
         texts = [value for record in sample if isinstance(value := pick(record.value, chosen), str)]
@@ -443,10 +434,10 @@ def _preference_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
         yield keys
         yield {**keys, "trim_conversations": True}
         for prompt in FURTHER_PROMPTS:
-            if _has(sample, prompt):
+            if has_field(sample, prompt):
                 further = {"input_field": None} if prompt == "input" else {}
                 yield {**keys, "prompt_field": prompt, **further}
-    if any(_has(sample, name) for name in ("answers", "completions", "responses")):
+    if any(has_field(sample, name) for name in ("answers", "completions", "responses")):
         yield {}
 
 
@@ -468,7 +459,10 @@ def _document_readings(sample: Sequence[Record]) -> list[Reading]:
         why = f"{with_it} of {len(sample)} sampled records have prose under {name}, {size}"
         if left := [other for other in sizes if other != name]:
             why += f"; not read: prose under {', '.join(left)}"
-        return Reading("documents", _unlike_default(FileDocuments, {"text_field": name}), why)
+        content = "plain"
+        if sum(is_page(_text_of(record, name)) for record in sample) >= MOST * with_it:
+            content, why = "html", f"{why}; they are pages of HTML, whose main text is read"
+        return Reading("documents", _unlike_default(FileDocuments, {"text_field": name, "content": content}), why)
 
     if usual and sizes[usual[0]] >= sizes[biggest] / 4:
         return [reading(usual[0])]
@@ -510,6 +504,14 @@ def is_prose(text: str) -> bool:
     letters = sum(map(len, words))
     # 0.31, -0.2, … has parts, and no words; a hash and base64 have words, and no parts.
     return len(parts) > 1 and letters >= len(text) * 0.4 and len(text) / len(parts) <= 40
+
+
+_END_OF_BLOCK = re.compile(r"</(?:html|body|div|p|article|section|table|ul|ol|h[1-6])\s*>", re.IGNORECASE)
+
+
+def is_page(text: str) -> bool:
+    """Return True if a text is HTML: it begins with a tag, and closes a block."""
+    return text.lstrip()[:1] == "<" and _END_OF_BLOCK.search(text) is not None
 
 
 def _rivals(sample: Sequence[Record], name: str, pair: Reading) -> bool:

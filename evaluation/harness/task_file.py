@@ -42,10 +42,10 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
             return f"`{task.query}` (the query), a string"
         if not (isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) for c in choices)):
             return f"`{task.choices}`, a list of at least two strings"
-        if "" in choices:
+        if not all(choice.strip() for choice in choices):
             return f"`{task.choices}`, a list of strings that are not empty"
         gold = row.get(task.gold)
-        if not (isinstance(gold, int) and 0 <= gold < len(choices)):
+        if isinstance(gold, bool) or not (isinstance(gold, int) and 0 <= gold < len(choices)):
             value = f" (found {json.dumps(gold, default=str)[:40]})" if task.gold in row else ""
             return f"`{task.gold}`, a whole number from 0 to {len(choices) - 1}{value}"
     elif task.kind == "minimal_pairs":

@@ -251,7 +251,7 @@ def _load(
     except StemmaError:
         raise
     except Exception as error:  # a YAML names functions and templates that may raise anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = ": ".join(filter(None, (type(error).__name__, *str(error).splitlines()[:1])))
         raise stage_error(
             "bad_task",
             key,

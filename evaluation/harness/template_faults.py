@@ -28,7 +28,7 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
 
     Raises:
         StageError: `bad_task` naming item and field of the first item that a template or function cannot build, that
-            has an empty choice, or whose target is not the number of a choice.
+            has an empty choice, whose question or target is null, or whose target is not the number of a choice.
     """
     name = task.config.task
     for number, row in enumerate(task.eval_docs, 1):
@@ -38,6 +38,9 @@ def check_items(task: Any, where: str, limit: int | None = None) -> None:
             question = task.doc_to_text(row)
             choices = task.doc_to_choice(row) if task.config.doc_to_choice is not None else None
             target = task.doc_to_target(row)
+        for key, value in (("doc_to_text", question), ("doc_to_target", target)):
+            if value is None or (value == "None" and None in row.values()):
+                raise _bad_field(name, where, number, row, key, "expected a text, found null")
         if choices is None:
             continue
         if not isinstance(choices, list | tuple) or not choices:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corpus.readers.formats.table_batches import Bad, Table
+from corpus.readers.formats.table_batches import Bad, TableSource
 from corpus.readers.formats.table_process import table_rows
 from evaluation.config.lm_tasks import letters_and_digits
 from evaluation.mirror.layouts import wikitext_pages
@@ -56,7 +56,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _from_parquet(path: Path) -> list[dict[str, Any]]:
     expansion, rows = Expansion(path), []
-    for item in table_rows(Table("parquet", path, (), "", RECORD_BYTES)):
+    for item in table_rows(TableSource("parquet", path, (), "", RECORD_BYTES)):
         if isinstance(item, Bad):
             if item.row == 0:
                 break

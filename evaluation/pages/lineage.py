@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from evaluation.pages.parts import Figure, Section, Table, render_page
 from evaluation.results.artifacts import Artifact
+from evaluation.results.stage_order import WEIGHTS
 from infra.store.branches import Branch
 
-MODELS = ("pretrain", "base_model", "average", "sft", "preference_tuning", "distill", "rlhf", "reward_model")
 FILES_SHOWN = 200
 DRAWN = 300
 """Most nodes of a picture; one with more is unreadable."""
@@ -24,7 +24,7 @@ LAYERS_PER_ROW, MARGIN = 9, 12
 
 
 @dataclass(frozen=True)
-class Box:
+class LineageBox:
     """One node: a name above a line of small print, and the tooltip. address: of the page that a click opens."""
 
     id: str
@@ -130,7 +130,7 @@ def lineage_picture(artifacts: Mapping[str, Artifact]) -> Markup:
     return picture([_box(artifact) for artifact in artifacts.values()], edges_of(artifacts))
 
 
-def picture(boxes: Sequence[Box], edges: Sequence[Edge]) -> Markup:
+def picture(boxes: Sequence[LineageBox], edges: Sequence[Edge]) -> Markup:
     """Return the picture of any family whose edges connect its boxes; empty without boxes."""
     if not boxes:
         return Markup("")
@@ -199,18 +199,18 @@ def _bend(x: float, y: float, to_x: float, to_y: float) -> str:
     return f"C{middle:.0f},{y:.0f} {middle:.0f},{to_y:.0f} {to_x:.0f},{to_y:.0f}"
 
 
-def _box(artifact: Artifact) -> Box:
-    is_model = artifact.stage in MODELS
+def _box(artifact: Artifact) -> LineageBox:
+    is_model = artifact.stage in WEIGHTS
     if artifact.manifest is None:
-        return Box(artifact.id, artifact.id, "no manifest", artifact.id, is_model)
+        return LineageBox(artifact.id, artifact.id, "no manifest", artifact.id, is_model)
     tooltip = (
         f"{artifact.id}\nfingerprint {artifact.manifest.fingerprint}\n"
         f"digest {artifact.manifest.digest}\n{artifact.headline}"
     )
-    return Box(artifact.id, artifact.id, artifact.manifest.digest[:10], tooltip, is_model)
+    return LineageBox(artifact.id, artifact.id, artifact.manifest.digest[:10], tooltip, is_model)
 
 
-def _node(box: Box, x: float, y: float) -> str:
+def _node(box: LineageBox, x: float, y: float) -> str:
     name = box.name if len(box.name) <= 17 else box.name[:16] + "…"
     node = (
         f'<g class="node {"model" if box.is_model else "other"}"><title>{escape(box.tooltip)}</title>'
@@ -226,7 +226,10 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     nodes = document["nodes"]
     name = nodes[0]["id"]
     title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"
-    boxes = [Box(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in MODELS) for node in nodes]
+    boxes = [
+        LineageBox(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in WEIGHTS)
+        for node in nodes
+    ]
     branches = {node["id"]: node["continues"] for node in nodes if node.get("continues")}
     edges = {
         (edge["from"], edge["to"]): Edge(

@@ -22,10 +22,8 @@ from evaluation.pages.words import (
 )
 from evaluation.results.artifacts import Artifact, ancestors
 from evaluation.results.pipeline import PipelineResults
+from evaluation.results.stage_order import DOCUMENTS
 from evaluation.statistics.intervals import Interval
-
-DOCUMENTS = ("mix", "decontaminate", "generate", "classify", "semantic_dedupe", "dedupe", "clean", "ingest")
-"""Stages that produce documents, the last first."""
 
 GPT2_PARAMETERS, GPT2_TEXT_BYTES = 124e6, 40e9
 """The smallest GPT-2 and its text (Radford et al. 2019, sections 2.1 and 2.3): about the smallest size that continues a
@@ -59,7 +57,7 @@ def documents_read(pipeline: PipelineResults, model: str | None) -> list[Artifac
     if artifacts:
         return list(artifacts.values())
     # The shards, or the documents they were made from, are not in the pipeline.
-    candidates = (pipeline.artifacts[id] for stage in DOCUMENTS for id in pipeline.steps(stage))
+    candidates = (pipeline.artifacts[id] for stage in reversed(DOCUMENTS) for id in pipeline.steps(stage))
     return [artifact for artifact in candidates if _sources(artifact)][:1]
 
 

@@ -27,24 +27,10 @@ from evaluation.release.gates import Verdict
 from evaluation.results.artifacts import Artifact, ancestors
 from evaluation.results.comparison import headline_metric
 from evaluation.results.pipeline import PipelineResults
+from evaluation.results.stage_order import DOCUMENTS, PAIRS, WEIGHTS
 
-DATA = (
-    "ingest",
-    "clean",
-    "dedupe",
-    "semantic_dedupe",
-    "classify",
-    "generate",
-    "decontaminate",
-    "mix",
-    "shard",
-    "instructions",
-    "generate_instructions",
-    "preferences",
-)
 DATA_KINDS = ("documents", "shards", "instructions", "preferences")
 """Kinds of artifacts that data stages of installed packages make."""
-TRAINING = ("pretrain", "base_model", "average", "sft", "reward_model", "preference_tuning", "distill", "rlhf")
 SAMPLES = 3
 SAMPLE_CHARACTERS = 400
 LICENCES = (
@@ -217,7 +203,8 @@ def _data(pipeline: PipelineResults, model_name: str | None, line: Sequence[Arti
     data_steps = [
         artifact
         for artifact in line
-        if (artifact.stage in DATA or artifact.installed_kind in DATA_KINDS) and artifact.headline
+        if (artifact.stage in (*DOCUMENTS, "shard", *PAIRS) or artifact.installed_kind in DATA_KINDS)
+        and artifact.headline
     ]
     lines += [f"- {artifact.label}: {artifact.headline}" for artifact in data_steps]
     if len(lines) == 2:
@@ -389,7 +376,7 @@ def _settings(line: Sequence[Artifact]) -> str:
     lines = ["## Settings", "", "Only those that differ from the defaults.", ""]
     empty = len(lines)
     for artifact in line:
-        is_training = artifact.stage in TRAINING or artifact.installed_kind in ("model", "reward_model")
+        is_training = artifact.stage in WEIGHTS or artifact.installed_kind in ("model", "reward_model")
         if is_training and artifact.manifest is not None:
             lines += [f"### {artifact.label}: {artifact.headline}", ""]
             if artifact.branch:

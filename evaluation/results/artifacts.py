@@ -9,20 +9,11 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from evaluation.results.stage_order import FAMILY_ORDER
 from infra.io.json import read_own_json, read_own_json_lines
 from infra.store.branches import Branch, branch_of
 from infra.store.manifest import Manifest, folder_of, known_manifest, store_root
 from infra.store.measurements import is_measurement, measurement_of, newest_measurement
-
-FAMILY_ORDER = (
-    "ingest", "validate", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "benchmark_text",
-    "decontaminate", "mix", "validate_clean", "tokenizer", "shard",
-    "validate_shards", "corpus_report", "pretrain",
-    "base_model", "average", "instructions",
-    "generate_instructions", "validate_instructions", "sft",
-    "preferences", "validate_preferences", "reward_model", "preference_tuning", "distill", "rlhf",
-)  # fmt: skip
-"""Order of stages where the graph leaves a choice: the order in which the text flows."""
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,9 @@ from evaluation.results.comparison import (
     paired_accuracy,
     paired_toxicity,
 )
+from evaluation.results.stage_order import MODELS
 
-MODELS = {
-    "pretrain": "base",
-    "base_model": "base",
-    "average": "average",
-    "sft": "sft",
-    "preference_tuning": "preference_tuning",
-    "distill": "distill",
-    "rlhf": "rlhf",
-}
+NAMES = {stage: stage for stage in MODELS} | {"pretrain": "base", "base_model": "base"}
 """Stages that make models that write text, with the name of the model of a pipeline's usual step."""
 
 ROLES = {
@@ -69,11 +62,11 @@ class PipelineResults:
 
     @cached_property
     def _models(self) -> dict[str, Artifact]:
-        by_name = {MODELS[id]: artifact for id, artifact in self.artifacts.items() if id in MODELS}
+        by_name = {NAMES[id]: artifact for id, artifact in self.artifacts.items() if id in NAMES}
         other_models = {
-            id: artifact for id, artifact in self.artifacts.items() if artifact.stage in MODELS and id not in MODELS
+            id: artifact for id, artifact in self.artifacts.items() if artifact.stage in NAMES and id not in NAMES
         }
-        return {name: by_name[name] for name in dict.fromkeys(MODELS.values()) if name in by_name} | other_models
+        return {name: by_name[name] for name in dict.fromkeys(NAMES.values()) if name in by_name} | other_models
 
     @property
     def models(self) -> list[str]:
@@ -129,7 +122,7 @@ class PipelineResults:
         """Return a mapping from the names that a tuning step's figures and samples use for its two models to the
         models' names here."""
         before, after = ROLES[self.artifacts[id].stage if id not in ROLES else id]
-        trained = MODELS.get(id, id)
+        trained = NAMES.get(id, id)
         return {before: self.parent(trained) or before, after: trained}
 
     def first_and_last(self) -> list[tuple[str, str]]:

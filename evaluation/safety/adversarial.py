@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from corpus.cleaning.people.toxicity_scorers import Scorer, read_words
+from corpus.cleaning.people.toxicity_scorers import TextScorer, read_words
 from evaluation.config import ADVERSARIAL_WORDS, AdversarialConfig, ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.language_model import LoadedModel, sample_continuations
@@ -38,7 +38,7 @@ def measure_adversarial(
     lm: LoadedModel,
     config: AdversarialConfig,
     toxicity: ToxicityConfig,
-    scorer: Scorer,
+    scorer: TextScorer,
     run: Run,
     *,
     seed: int,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.people.toxicity_scorers import ClassifierScorer, LexiconScorer, ProfanityScorer, Scorer
+from corpus.cleaning.people.toxicity_scorers import ClassifierScorer, LexiconScorer, ProfanityScorer, TextScorer
 from evaluation.config import LabelledSet, ToxicityScorer
 from evaluation.results.kept_parts import Keep
 from infra.errors import StageError, StemmaError, stage_error
@@ -33,7 +33,7 @@ SCORED_AT_ONCE = 512
 class WatchedScorer:
     """Wrapper of a scorer that reports its failures with its name and the number of the text."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: TextScorer) -> None:
         self.name, self.limits, self._scorer = scorer.name, scorer.limits, scorer
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -77,7 +77,7 @@ class WatchedScorer:
         return stage_error("scorer_failed", self.name, message, fix)
 
 
-def kept_scores(scorer: Scorer, texts: Sequence[str], name: str, keep: Keep) -> NDArray[np.float64]:
+def kept_scores(scorer: TextScorer, texts: Sequence[str], name: str, keep: Keep) -> NDArray[np.float64]:
     """Return the scores (N,) of texts, stored in parts under a name."""
     watched = scorer if isinstance(scorer, WatchedScorer) else WatchedScorer(scorer)
 
@@ -104,7 +104,7 @@ def make_scorer(config: ToxicityScorer) -> WatchedScorer:
 
 
 def scorer_quality(
-    scorer: Scorer, sets: Iterable[LabelledSet], threshold: float, progress: Callable[[], None]
+    scorer: TextScorer, sets: Iterable[LabelledSet], threshold: float, progress: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """Return a scorer's agreement with people on each labelled set: AUC over all thresholds, F1 at `threshold`.
 

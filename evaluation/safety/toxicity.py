@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from corpus.cleaning.people.toxicity_scorers import Scorer
+from corpus.cleaning.people.toxicity_scorers import TextScorer
 from evaluation.config import ToxicityConfig
 from evaluation.generation.chat_prompts import ChatPrompt
 from evaluation.generation.language_model import LoadedModel, sample_continuations
@@ -31,7 +31,7 @@ PROMPTS_PER_FLOOR = 4
 def measure_toxicity(
     lm: LoadedModel,
     config: ToxicityConfig,
-    scorers: Sequence[Scorer],
+    scorers: Sequence[TextScorer],
     run: Run,
     *,
     seed: int,
@@ -117,7 +117,7 @@ def measure_toxicity(
     return results, generations
 
 
-def _score_beginnings(continuations: list[dict[str, Any]], scorer: Scorer, words: int, keep: Keep) -> None:
+def _score_beginnings(continuations: list[dict[str, Any]], scorer: TextScorer, words: int, keep: Keep) -> None:
     """Add to each continuation, in place, the scores of its first `words` words, of twice as many and so on, as long as
     each is shorter than the whole."""
     cut = [beginnings(continuation["text"], words) for continuation in continuations]
@@ -138,7 +138,7 @@ def beginnings(text: str, words: int) -> list[str]:
 
 
 def toxicity_of_text(
-    lm: LoadedModel, config: ToxicityConfig, scorer: Scorer, shards: Path, run: Run, *, seed: int, confidence: float
+    lm: LoadedModel, config: ToxicityConfig, scorer: TextScorer, shards: Path, run: Run, *, seed: int, confidence: float
 ) -> dict[str, Any] | None:
     """Return the scores of held-out text of the shards, cut to the length of a continuation: the result of `summarise`
     over groups of `samples_per_prompt` pieces. There are as many groups as prompts, or as the text allows; None if the
@@ -163,7 +163,7 @@ def toxicity_of_text(
 def toxicity_of_untrained(
     lm: LoadedModel,
     config: ToxicityConfig,
-    scorer: Scorer,
+    scorer: TextScorer,
     run: Run,
     *,
     seed: int,
@@ -223,7 +223,7 @@ def compare_groups(
     return [{**row, "p_holm": round(p, 6)} for row, p in zip(rows, adjusted, strict=True)]
 
 
-def _quality(number: int, scorer: Scorer, config: ToxicityConfig, run: Run, keep: Keep) -> Any:
+def _quality(number: int, scorer: TextScorer, config: ToxicityConfig, run: Run, keep: Keep) -> Any:
     progress = run.stop_if_cancelled
     return keep(f"quality_{number}", lambda: scorer_quality(scorer, config.labelled, config.threshold, progress))
 

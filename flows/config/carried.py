@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from flows.config.pipeline_config import PipelineConfig
 
 
-class _Form(BaseModel):
+class _SweepForm(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _Run(_Form):
+class _Run(_SweepForm):
     settings: dict[str, Any]
     value: float
     parameters: float | None
     tokens: float | None
 
 
-class _Finished(_Form):
+class _Finished(_SweepForm):
     """The record that a sweep leaves."""
 
     sweep: str

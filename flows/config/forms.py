@@ -45,7 +45,7 @@ def with_form(flow: Flow[..., Any], config: Config, name: str) -> Flow[..., Any]
     """The flow under another name, with a form for its parameter `config` that shows this one."""
     made = renamed(flow, name)
     signature = inspect.signature(made.fn, eval_str=True)
-    shown = signature.parameters["config"].replace(annotation=Annotated[type(config), _Form(config)])
+    shown = signature.parameters["config"].replace(annotation=Annotated[type(config), _PageForm(config)])
     # What Prefect reads the form's schema from.
     made.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[shown if parameter.name == "config" else parameter for parameter in signature.parameters.values()]
@@ -98,7 +98,7 @@ WITHOUT_FORM = _WithoutForm()
 """For the annotation of a flow's parameter: `Annotated[Config, WITHOUT_FORM]`. What it takes is checked as before."""
 
 
-class _Form:
+class _PageForm:
     """Gives a config class the JSON schema that Prefect's page draws the form of one config from."""
 
     def __init__(self, config: Config) -> None:

@@ -15,13 +15,11 @@ from infra.config import Config, StageConfig
 from infra.errors import ConfigError, Problem
 from infra.store.measurements import TRAINED, measurement_of
 from tasks.stage import STATE, Node
-from tasks.stages import STAGES
+from tasks.stages import STAGES, USUAL_STEPS
 from training.config import BaseModelConfig, PretrainConfig
 
 MODEL = "model"
 """The input by which a step reads the model that it is about."""
-JUDGE = "judge"
-"""PPO's input of that name, and the step that is this input of the usual PPO."""
 
 
 def graph(config: PipelineConfig, command: str = "") -> Graph:
@@ -40,7 +38,7 @@ def _build(config: PipelineConfig) -> Graph:
     nodes = usual_nodes(config)
     if problems := step_problems(config, nodes):
         raise ConfigError(*problems)
-    nodes = _adopting(_with_steps(_judged(nodes, config), config), config.adopted)
+    nodes = _adopting(_with_steps(_reading_steps(nodes, config), config), config.adopted)
     precision = config.launch.precision
     nodes = {name: replace(node, precision=precision) if node.stage.trains else node for name, node in nodes.items()}
     nodes = _measured(nodes)
@@ -54,16 +52,22 @@ def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
     joints = {
         name: Joint(step.stage, step.inputs, step.requires, step.continued()) for name, step in config.steps.items()
     }
-    wired = {name: Joint(node.stage, node.inputs, node.requires) for name, node in _judged(usual, config).items()}
+    wired = {
+        name: Joint(node.stage, node.inputs, node.requires) for name, node in _reading_steps(usual, config).items()
+    }
     return wiring_problems(joints, wired)
 
 
-def _judged(usual: Graph, config: PipelineConfig) -> Graph:
-    """Return the graph in which a reward model named judge judges the usual RLHF."""
-    step, aligned = config.steps.get(JUDGE), usual.get("rlhf")
-    if step is None or step.uses != "reward_model" or aligned is None:
-        return usual
-    return {**usual, "rlhf": replace(aligned, inputs={**aligned.inputs, JUDGE: JUDGE})}
+def _reading_steps(usual: Graph, config: PipelineConfig) -> Graph:
+    """Return the graph in which usual steps read named ones, as `UsualStep.from_step` declares: a reward model named
+    judge judges the usual RLHF."""
+    nodes = dict(usual)
+    for usual_step in USUAL_STEPS.values():
+        for key, stage in usual_step.from_step.items():
+            step, node = config.steps.get(key), nodes.get(usual_step.id)
+            if step is not None and step.uses == stage and node is not None:
+                nodes[node.id] = replace(node, inputs={**node.inputs, key: key})
+    return nodes
 
 
 def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:

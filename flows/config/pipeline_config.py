@@ -12,7 +12,7 @@ from infra.config import Config, Seed, StageConfig
 from infra.launch.config import LaunchConfig
 from infra.lineage.also.config import LineageConfig
 from tasks.stage import Node
-from tasks.stages import SECTIONS, usable_stages
+from tasks.stages import SECTIONS, USUAL_STEPS, usable_stages
 
 C = TypeVar("C", bound=StageConfig)
 
@@ -89,9 +89,10 @@ class PipelineConfig(_Sections):
             return data
         filled = dict(data)
         adopted = filled.get("adopted")
-        is_adopted = isinstance(adopted, Mapping) and "decontaminate" in adopted
-        if filled.get("decontaminate") is not None and not is_adopted:
-            filled["benchmark_text"] = filled.get("benchmark_text") or {}
+        for step in USUAL_STEPS.values():
+            is_adopted = isinstance(adopted, Mapping) and step.id in adopted
+            if step.adds and filled.get(step.section) is not None and not is_adopted:
+                filled[step.adds] = filled.get(step.adds) or {}
         for key, config in section_classes().items():
             if filled.get(key) is not None:
                 filled[key] = _seeded(filled[key], config, filled)

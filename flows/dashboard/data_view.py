@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from corpus.documents.parts import document_parts, is_heldout
 from corpus.documents.selection import read_batches
 from evaluation.pages.corpus import text_sections, token_sections
-from evaluation.pages.corpus.corpus import CHAIN, Corpus
+from evaluation.pages.corpus.corpus import Corpus
 from evaluation.pages.parts import Section
+from evaluation.results.stage_order import DOCUMENTS
 from flows.dashboard.reading import address_of, find, is_model
 from infra.store.ancestry import AncestryMember, ancestry, artifact_member, descent
 from infra.store.store import Store
@@ -57,7 +58,7 @@ def data_sets(store: Store) -> list[dict[str, Any]]:
         for _, manifest in store.manifests()
         for reference in manifest.inputs.values()
     }
-    for stage in ("shard", *reversed(CHAIN)):
+    for stage in ("shard", *reversed(DOCUMENTS)):
         for folder, manifest in store.manifests(stage) if stage in store.stages() else ():
             is_last = stage == "shard" or (manifest.stage, manifest.digest) not in read
             if is_last and "." not in folder.name:
@@ -96,7 +97,7 @@ def data_page(store: Store, text: str, query: str, document: str) -> dict[str, A
         for stage, member in members.items()
         if member.manifest and member.folder
     }
-    chain = [(stage, folders[stage]) for stage in CHAIN if stage in folders]
+    chain = [(stage, folders[stage]) for stage in DOCUMENTS if stage in folders]
     values: dict[str, Any] = {
         "address": address_of(folder, manifest),
         "manifest": manifest,

@@ -45,7 +45,7 @@ class Action:
 
 
 @dataclass
-class Job:
+class ModelJob:
     """An action that was asked for. state: running, done or failed. page: address that opens once it is done."""
 
     state: str = "running"
@@ -59,7 +59,7 @@ class ModelActions:
     def __init__(self, root: Path, *, is_read_only: bool) -> None:
         self._root = root
         self._is_read_only = is_read_only
-        self._jobs: dict[tuple[str, str], Job] = {}
+        self._jobs: dict[tuple[str, str], ModelJob] = {}
         self._lock = threading.Lock()
         self._served: ServedModel | None = None
         self._parent: ParentPipe | None = None
@@ -104,7 +104,7 @@ class ModelActions:
         jobs = {name: self._jobs.get((address, name)) for name in ACTIONS}
         return {name: vars(job) for name, job in jobs.items() if job is not None}
 
-    def start(self, store: ReadingStore, folder: Path, manifest: Manifest, name: str) -> Job:
+    def start(self, store: ReadingStore, folder: Path, manifest: Manifest, name: str) -> ModelJob:
         """Start an action. Raises RefusedError with the reason why it is refused."""
         address = address_of(folder, manifest)
         action = next(action for action in self.of(store, folder, manifest) if action.name == name)
@@ -115,7 +115,7 @@ class ModelActions:
             job = self._jobs.get((address, name))
             if job is not None and job.state == "running":
                 raise RefusedError("it runs already")
-            job = self._jobs[address, name] = Job()
+            job = self._jobs[address, name] = ModelJob()
             self._parent = self._parent or ParentPipe()
             works: dict[str, Callable[[], None]] = {
                 "try": lambda: self._try(store, self._models_to_try(store, folder, manifest), job),
@@ -131,13 +131,13 @@ class ModelActions:
         served = self._served
         return served if served and served.is_ready and served.models[0] == address else None
 
-    def _watched(self, work: Callable[[], None], job: Job) -> None:
+    def _watched(self, work: Callable[[], None], job: ModelJob) -> None:
         try:
             work()
         except Exception as error:  # it would end in the log of the page alone
             job.state, job.message = "failed", str(error)
 
-    def _try(self, store: ReadingStore, models: list[str], job: Job) -> None:
+    def _try(self, store: ReadingStore, models: list[str], job: ModelJob) -> None:
         assert self._parent is not None
         if self.served(models[0]) is None:
             if self._served is not None:
@@ -148,20 +148,20 @@ class ModelActions:
                 return
         job.state, job.message, job.page = "done", "loaded", f"/model/{models[0]}/chat/"
 
-    def _export(self, store: ReadingStore, address: str, job: Job) -> None:
+    def _export(self, store: ReadingStore, address: str, job: ModelJob) -> None:
         target = self._target(address)
         target.parent.mkdir(exist_ok=True)
         document = self._command(job, "export", address, str(target), "--root", store.place)
         if document:
             job.state, job.message = "done", f"written to {document['path']}"
 
-    def _promote(self, store: ReadingStore, address: str, job: Job) -> None:
+    def _promote(self, store: ReadingStore, address: str, job: ModelJob) -> None:
         document = self._command(job, "promote", address, "--root", store.place)
         if document:
             before = f"; before it was {document['before']['model']}" if document["before"] else ""
             job.state, job.message = "done", f"promoted as {document['name']}{before}"
 
-    def _command(self, job: Job, *words: str) -> Mapping[str, Any] | None:
+    def _command(self, job: ModelJob, *words: str) -> Mapping[str, Any] | None:
         """Return the document of a command that is done; None, and the reason in the job, of one that failed."""
         assert self._parent is not None
         ended = subprocess.run(

@@ -14,7 +14,7 @@ from typing import Any
 from flows.drill import invariants, layer
 from flows.drill.actions import inject
 from flows.drill.kinds import KINDS, Fault, draw, not_possible
-from flows.drill.layer import Layer
+from flows.drill.layer import FaultLayer
 from flows.drill.site import ORPHANS_GONE_S, Site
 from flows.drill.watch import targets, wait_for
 from infra.errors import stage_error
@@ -30,7 +30,7 @@ STAGES_NEEDED = ("", "orchestrator", "stage", "rank", "loader", "imports", "grad
 
 
 @dataclass(frozen=True)
-class Wish:
+class DrillRequest:
     """A drill that is asked for.
 
     Args:
@@ -58,7 +58,7 @@ class Wish:
 class Drill:
     """One campaign and its record, `drill.json` in its folder."""
 
-    def __init__(self, wish: Wish, pipeline: Any) -> None:
+    def __init__(self, wish: DrillRequest, pipeline: Any) -> None:
         self.wish = wish
         self.impossible = not_possible(pipeline, wish.servers)
         requested = wish.kinds or tuple(KINDS)
@@ -157,7 +157,7 @@ class Drill:
     def _cycle(self) -> None:
         number = len(self.record["cycles"]) + 1
         folder = self.wish.folder / f"cycle{number}"
-        network = None if layer.missing() else Layer(self.wish.folder / "layer", folder / "store")
+        network = None if layer.missing() else FaultLayer(self.wish.folder / "layer", folder / "store")
         site = Site(folder, self.wish.config, self.wish.settings, network, self.wish.servers)
         began, self._checks_s, self._late_ends = time.monotonic(), 0.0, frozenset()
         first = len(self.record["faults"])

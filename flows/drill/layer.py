@@ -19,7 +19,7 @@ def missing() -> str:
     return "" if shutil.which("cc") else "no C compiler (cc) is installed, which builds the layer that fails"
 
 
-class Layer:
+class FaultLayer:
     """Orders for all processes that `variables` were given to. folder: whose files fail, and are noted."""
 
     def __init__(self, home: Path, folder: Path) -> None:

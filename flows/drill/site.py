@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from flows.drill.layer import Layer
+from flows.drill.layer import FaultLayer
 from flows.drill.watch import MARK, Watch, marked, wait_for
 from infra.io.json import parse_own_json
 from infra.project import python_path
@@ -54,7 +54,12 @@ class Site:
     """A store in `folder`, with a folder for temporary files and a mark on each of its processes."""
 
     def __init__(
-        self, folder: Path, config: Path, settings: Sequence[str], layer: Layer | None = None, servers: bool = False
+        self,
+        folder: Path,
+        config: Path,
+        settings: Sequence[str],
+        layer: FaultLayer | None = None,
+        servers: bool = False,
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self.root, self.temporary, self._said = folder / "store", folder / "tmp", folder / "said"
@@ -154,7 +159,13 @@ class Site:
             self.run.process.wait()
 
     def left_files(self) -> list[str]:
-        return sorted(path.name for path in self.temporary.iterdir())
+        """The temporary files that are left, except torch's cache of kernels.
+
+        A process that imports torch makes the folder of that cache for later ones, and keeps it. The import server has
+        its own temporary files; only a stage that starts without it, because it was killed, does so here.
+        """
+        names = (path.name for path in self.temporary.iterdir())
+        return sorted(name for name in names if not name.startswith("torchinductor_"))
 
 
 def _words(process: psutil.Process) -> list[str]:

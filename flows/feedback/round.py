@@ -136,13 +136,13 @@ def _judged_files(folder: Path) -> list[str]:
 def _draw(
     config: PipelineConfig, store: Store, model: str, pairs: int, sampling: tuple[float, int], folder: Path
 ) -> None:
-    from training.generation.candidates import Drawing, prompts_of_both_sides, write_export
+    from training.generation.candidates import CandidateSampling, prompts_of_both_sides, write_export
 
     models = [name for name, stage in STAGES.items() if stage.makes == "model"]
     model_folder = opened(store, model, models)[0]
     noted: dict[str, Any] = {"pipeline": config.name, "flow_run": flow_run.get_id()}
     # Each round asks other prompts.
-    drawing = Drawing(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
+    drawing = CandidateSampling(*sampling, seed=config.seed + len(list((store.root / FEEDBACK).glob("*"))))
     work = Run(store.root / ".work" / FEEDBACK)
     write_export({model: model_folder}, prompts_of_both_sides(store.root), pairs, drawing, folder, work, **noted)
 

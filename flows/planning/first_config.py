@@ -65,7 +65,7 @@ Choose = Callable[[str, Sequence[Reading]], Reading]
 
 
 @dataclass(frozen=True)
-class Fit:
+class FittingSizes:
     """Sizes that fit the text. seconds: of pretraining on this machine, None where its device's peak is not known. All
     are rough."""
 
@@ -150,7 +150,7 @@ def _records(group: Group, unpacked: float) -> int:
     return max(1, round(unpacked / max(1.0, mean)))
 
 
-def fit(text_bytes: int) -> Fit:
+def fit(text_bytes: int) -> FittingSizes:
     """Return sizes for this much text: the largest preset that it trains at 20 tokens per parameter and 4 epochs."""
     tokens = max(1, int(text_bytes / BYTES_A_TOKEN))
     causal = sorted(
@@ -167,7 +167,9 @@ def fit(text_bytes: int) -> Fit:
     vocabulary = 4096 if text_bytes < 50e6 else 16_384 if text_bytes < 1e9 else 50_257
     trained = max(trained, batch)
     disk = 4 * text_bytes + 4 * tokens + 60 * preset.parameters
-    return Fit(tokens, name, preset.parameters, trained, length, batch, vocabulary, disk, _seconds(preset, trained))
+    return FittingSizes(
+        tokens, name, preset.parameters, trained, length, batch, vocabulary, disk, _seconds(preset, trained)
+    )
 
 
 def _seconds(preset: Preset, tokens: int) -> float | None:
@@ -178,7 +180,7 @@ def _seconds(preset: Preset, tokens: int) -> float | None:
     return 6 * preset.parameters * tokens / (MFU * peak) if peak else None
 
 
-def first_config(name: str, sources: Sequence[InspectedSource], fitted: Fit) -> str:
+def first_config(name: str, sources: Sequence[InspectedSource], fitted: FittingSizes) -> str:
     """The YAML text, with the findings next to it. Stages that nothing was given for are left out."""
     kinds = {source.kind for source in sources}
     lines = [
@@ -296,7 +298,7 @@ def _positions(model: Path) -> int:
         raise ConfigError(Problem("no_model", f"--model {model}", message, fix)) from None
 
 
-def _why(fitted: Fit) -> str:
+def _why(fitted: FittingSizes) -> str:
     if fitted.parameters * TOKENS_A_PARAMETER > READINGS * fitted.tokens:
         return f"the smallest; about {compact(fitted.tokens)} tokens are too few even for it"
     return f"the largest that about {compact(fitted.tokens)} tokens can train"

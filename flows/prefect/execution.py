@@ -32,6 +32,7 @@ from flows.prefect.notices import Kind
 from flows.prefect.page import PATIENCE_S, WORKER_PATIENCE_S, RunPage
 from flows.runs.journal import PICTURE, PRIVATE, JournalRow, RunJournal
 from flows.runs.ledger import read_ledger, write_ledger
+from flows.runs.retention import tidy
 from flows.runs.stop import Stop
 from flows.runs.verdict import verdict
 from infra.errors import Cancelled, GateRefused, Problem, StageError, StemmaError
@@ -379,6 +380,7 @@ class PipelineRun:
         with suppress(OSError, ValueError, LookupError, TypeError):  # the run has ended all the same
             write_ledger(self.store.root, self.journal.run_id)
         self._share_journal()
+        tidy(self.store)
         if ON_WORKER in os.environ and not self.stop.is_set():
             self.page.close(WORKER_PATIENCE_S)
         self.page.queue.close()

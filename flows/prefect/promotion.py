@@ -19,7 +19,7 @@ from infra.lineage import messages
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay import ensure_relay
 from infra.store.ancestry import locate
-from infra.store.manifest import Input, Manifest
+from infra.store.manifest import InputArtifact, Manifest
 from infra.store.promotions import Promotion, Promotions
 from infra.store.reference import require_whole, resolve
 from infra.store.store import Store
@@ -112,7 +112,7 @@ def _registration(store: Store, text: str) -> tuple[Path, Manifest]:
     return registration
 
 
-def _require_model(store: Store, address: str, model: Input) -> None:
+def _require_model(store: Store, address: str, model: InputArtifact) -> None:
     located = locate(store, model)
     if located is None:
         message = f"the model that it registered, {model.path}, is not in the store, or has other bytes by now"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.runs.journal import RunJournal
-from flows.runs.journal_forms import HAS_ARTIFACT, READS
+from flows.runs.journal_forms import HAS_ARTIFACT, READS, is_whole
 from flows.runs.trials import best_runs
 from infra.errors import Problem, stage_error
 from infra.io.json import parse_own_json, read_own_json
@@ -26,7 +26,7 @@ from infra.io.tables import damaged, read_state
 from infra.store.ancestry import ancestry, artifact_member, locate
 from infra.store.layout import MANIFEST
 from infra.store.left_memory import remove_memory
-from infra.store.manifest import Input, Manifest
+from infra.store.manifest import InputArtifact, Manifest
 from infra.store.roots import url_of
 from infra.store.states import kept_states, remove_state
 from infra.store.store import Store, is_full
@@ -312,13 +312,8 @@ def _newest(store: Store, runs: list[tuple[RunJournal, dict]]) -> Iterator[Store
         if start.get("time", 0) > time.time() + STALE_S:
             continue  # the clock was ahead then, and has been set since: any other may be newer
         seen |= set(rows)
-        if result["status"] == "done" and _is_whole(start):
+        if result["status"] == "done" and is_whole(start):
             return
-
-
-def _is_whole(start: dict) -> bool:
-    selection = start.get("selection")
-    return selection is not None and not any(selection[key] for key in ("only", "from_", "until"))
 
 
 def _in_use(store: Store) -> Iterator[StoredArtifact]:
@@ -329,11 +324,11 @@ def _in_use(store: Store) -> Iterator[StoredArtifact]:
             lines = journal.read()
             rows = [line for line in lines if line["kind"] == "stage" and line["status"] in HAS_ARTIFACT]
             yield from (artifact for row in rows if (artifact := _located(store, row)))
-            reads = [Input(**row) for line in lines if line["kind"] == READS for row in line["artifacts"]]
+            reads = [InputArtifact(**row) for line in lines if line["kind"] == READS for row in line["artifacts"]]
             yield from (artifact for each in reads if (artifact := locate(store, each)))
     for run in store.remote.runs.going() if store.remote else ():
         if time.time() - run["modified"] < STALE_S:
-            inputs = [Input(path=f"{row['stage']}/{row['fingerprint']}", **row) for row in run["artifacts"]]
+            inputs = [InputArtifact(path=f"{row['stage']}/{row['fingerprint']}", **row) for row in run["artifacts"]]
             yield from (artifact for each in inputs if (artifact := locate(store, each)))
     for key in store.being_built():
         stage, _, name = key.partition("/")
@@ -369,7 +364,7 @@ def _located(store: Store, row: dict) -> StoredArtifact | None:
     """The artifact of a step. Its folder may have another name than the step."""
     stage = Path(row["path"]).parent.name if row.get("path") else row["stage"]
     name = row["fingerprint"]
-    return locate(store, Input(stage, name, row["digest"], f"{stage}/{name}"))
+    return locate(store, InputArtifact(stage, name, row["digest"], f"{stage}/{name}"))
 
 
 def _why_not(manifest: Manifest, folder: Path) -> str:

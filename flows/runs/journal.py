@@ -106,8 +106,10 @@ class RunJournal:
 
     def trial(self) -> dict[str, str] | None:
         """The facts that `make_trial` wrote; None for a run that is no trial."""
-        path = self.folder / "trial.json"
-        trial: dict[str, str] | None = read_own_json(path) if path.exists() else None
+        try:
+            trial: dict[str, str] = read_own_json(self.folder / "trial.json")
+        except FileNotFoundError:
+            return None
         return trial
 
     def begin(self, **facts: Any) -> None:
@@ -222,8 +224,11 @@ class RunJournal:
         return result
 
     def read(self) -> list[dict[str, Any]]:
-        """The lines of the run, without those that a crash cut short or that no run writes."""
-        return [line for line in read_journal(self.path) if is_line(line)] if self.path.exists() else []
+        """The lines of the run, without those that a crash cut short or that no run writes; none of a forgotten one."""
+        try:
+            return [line for line in read_journal(self.path) if is_line(line)]
+        except FileNotFoundError:
+            return []
 
     def _write(self, line: Mapping[str, Any]) -> None:
         stamp = {"time": round(time.time(), 3), "ticks": round(time.monotonic(), 3)}  # a clock may be set

@@ -12,20 +12,26 @@ READS = "reads"
 """The kind of the line that `RunJournal.reads` writes."""
 
 
-class _Form(BaseModel):
+def is_whole(start: Mapping[str, Any]) -> bool:
+    """Return True for the beginning of a run of a whole pipeline, not of a part of it."""
+    selection = start.get("selection")
+    return selection is not None and not any(selection[key] for key in ("only", "from_", "until"))
+
+
+class _JournalForm(BaseModel):
     """Keys that readers rely on; others are not looked at."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class _Line(_Form):
+class _Line(_JournalForm):
     kind: str
     stage: str = ""
     time: float = 0.0
     ticks: float = 0.0
 
 
-class _Selection(_Form):
+class _Selection(_JournalForm):
     only: list[str] = []
     from_: list[str] = []
     until: list[str] = []
@@ -43,7 +49,7 @@ class _Begin(_Line):
     flow_run_url: str | None = None
 
 
-class _Row(_Form):
+class _ResultRow(_JournalForm):
     stage: str
     status: str
     fingerprint: str | None = None
@@ -54,13 +60,13 @@ class _Row(_Form):
     build_id: str | None = None
 
     @model_validator(mode="after")
-    def _has_address(self) -> _Row:
+    def _has_address(self) -> _ResultRow:
         if self.status in HAS_ARTIFACT and (self.fingerprint is None or self.digest is None):
             raise ValueError("the address of an artifact was expected")
         return self
 
 
-class _StageLine(_Row, _Line):
+class _StageLine(_ResultRow, _Line):
     stage: str
 
 
@@ -71,7 +77,7 @@ class _Progress(_Line):
     unit: str = ""
 
 
-class _Input(_Form):
+class _Input(_JournalForm):
     stage: str
     fingerprint: str
     digest: str
@@ -87,16 +93,16 @@ class _End(_Line):
     status: str
 
 
-class _Error(_Form):
+class _Error(_JournalForm):
     code: str
     path: str
     message: str
     fix: str = ""
 
 
-class _Result(_Form):
+class _Result(_JournalForm):
     status: str
-    stages: list[_Row]
+    stages: list[_ResultRow]
     seconds: float | None = None
     errors: list[_Error] = []
 

@@ -146,7 +146,7 @@ class Drawn:
         self._tell(trial.arm)
 
     def _tell(self, number: int) -> None:
-        """Tells Optuna of settings once all their seeds have ended."""
+        """Report settings to Optuna once all their seeds have ended."""
         seeds = len(self._sweep.seeds)
         mine = [self._known[number * seeds + place] for place in range(seeds)]
         if number not in self._open or any(trial.status not in ENDED for trial in mine):

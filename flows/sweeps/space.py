@@ -107,7 +107,7 @@ def described(settings: Mapping[str, Any]) -> str:
     last = [key.rpartition(".")[2] for key in settings]
     names = last if len(set(last)) == len(last) else list(settings)
     shown = [value if isinstance(value, str) else json.dumps(value) for value in settings.values()]
-    return " ".join(f"{name}={value}" for name, value in zip(names, shown, strict=True)) or "as it is"
+    return " ".join(f"{name}={value}" for name, value in zip(names, shown, strict=True)) or "unchanged"
 
 
 def read_ablation(text: str) -> tuple[str, dict[str, Any]]:

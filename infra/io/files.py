@@ -45,6 +45,17 @@ def write_whole(path: Path, text: str) -> None:
         hidden.unlink(missing_ok=True)
 
 
+def shorten(log: Path, most_bytes: int) -> None:
+    """Empty a log that has grown beyond a size, after a copy of it as `<name>.1`.
+
+    The program that writes it, which must have opened it for appending, goes on writing. Lines that it writes between
+    the copy and the cut, within milliseconds, are lost.
+    """
+    if log.stat().st_size > most_bytes:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -131,7 +131,7 @@ class SamplersConfig(Config):
     """Processes that sample answers beside the trainer (`rlhf.async`), each with a copy of the policy."""
 
     count: int = Field(1, ge=1)
-    """Number of samplers. With rlhf.sampler: vllm there is one, the server."""
+    """Number of samplers. With rlhf.sampler: vllm these are servers, which divide the GPUs of `launch.vllm.gpus`."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of each; by default as many as training has, whose rounding they then repeat."""
     gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")

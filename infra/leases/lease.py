@@ -52,8 +52,8 @@ class Lease:
             self._table.renew(self.key, self._token, group)
 
     @property
-    def claim(self) -> Claim:
-        return Claim(self._table.reference(), self.key, self._token)
+    def claim(self) -> LeaseClaim:
+        return LeaseClaim(self._table.reference(), self.key, self._token)
 
     def still_held(self) -> bool:
         """Return True if the lease is still ours; for use right before an action that only the holder may take. Raises
@@ -79,7 +79,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Claim:
+class LeaseClaim:
     """Data with which a process that works for a holder renews its lease: the holder may be stopped while the work
     continues. It is for processes on the holder's machine.
 

@@ -35,7 +35,7 @@ class _Piece:
 
 
 @dataclass
-class _Fault:
+class _AttemptFault:
     cause: str
     ticks: float
     time: float
@@ -87,7 +87,7 @@ class Attempt:
     def seconds(self) -> float:
         return self.ended - self.began
 
-    def account(self, faults: Iterable[_Fault]) -> Account:
+    def account(self, faults: Iterable[_AttemptFault]) -> Account:
         """Account of the attempt with its faults."""
         parts: dict[Part, float] = {}
         for piece in self.pieces:
@@ -120,7 +120,7 @@ class BuildTimes:
     """The attempts of one build, of which several runs may have made some each."""
 
     attempts: Sequence[Attempt]
-    faults: Sequence[_Fault]
+    faults: Sequence[_AttemptFault]
 
     def account(self, run: str = "") -> Account:
         """Account of all attempts, or of those of one run."""
@@ -168,7 +168,7 @@ class _Reader:
         self.reached: dict[str, int] = {}
         self.tokens: dict[str, float] = {}
         self.saved: dict[str, int] = {}
-        self.faults: list[_Fault] = []
+        self.faults: list[_AttemptFault] = []
 
     def read(self, lines: Sequence[Mapping[str, Any]]) -> Attempt:
         first = lines[0]
@@ -266,7 +266,7 @@ class _Reader:
             self.reached[key], self.tokens[key] = last, float(line.get("token", 0.0))
 
     def _fault(self, attempt: Attempt, cause: str, moment: _Moment) -> None:
-        fault = _Fault(
+        fault = _AttemptFault(
             cause,
             moment.ticks,
             moment.time,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -36,11 +37,12 @@ from infra.lineage.messages import (
     PipelineStarted,
     PromoteModel,
     RegisterModel,
+    RunForgotten,
     StageFinished,
     StageReused,
     StageStarted,
 )
-from infra.lineage.metrics import MetricsDelivery, milliseconds
+from infra.lineage.metrics import MetricsDelivery, milliseconds, remove_run
 from infra.lineage.migrations import prepare
 from infra.lineage.registry import Registry, artifact_folder, put_copies, quoted
 from infra.lineage.tracking import database_uri, exclusive
@@ -91,6 +93,8 @@ class Delivery:
                 self._stage_reused(message)
             case PipelineFinished():
                 self._pipeline_finished(message)
+            case RunForgotten():
+                self._run_forgotten(message)
             case RegisterModel():
                 self._registry.register(self._delivered_run(message.build_id), message)
             case PromoteModel():
@@ -185,6 +189,12 @@ class Delivery:
         self._delete_twins(run)
         self._registry.delete_twin_versions(run)
         self._ledger.ended(run.build_id)
+
+    def _run_forgotten(self, message: RunForgotten) -> None:
+        for run in self._ledger.family(message.build_id):
+            remove_run(database_uri(self._root), run.run_id)
+            shutil.rmtree(self._folder(run), ignore_errors=True)
+        self._ledger.forget(message.build_id)
 
     def _make_run(
         self,

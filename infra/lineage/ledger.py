@@ -142,6 +142,19 @@ class Ledger:
         self._execute("UPDATE runs SET open = 0 WHERE build_id = ?", build_id)
         self._execute("DELETE FROM tails WHERE build_id = ?", build_id)
 
+    def family(self, build_id: str) -> list[DeliveredRun]:
+        """Return the runs of a pipeline run's stages, and then its own."""
+        query = (
+            "SELECT * FROM runs WHERE (build_id = ?1 OR parent_id = ?1) AND run_id IS NOT NULL ORDER BY build_id = ?1"
+        )
+        return [_delivered(row) for row in self._fetch_all(query, build_id)]
+
+    def forget(self, build_id: str) -> None:
+        """Remove all that is known of a pipeline run and its stages."""
+        self._execute("DELETE FROM tails WHERE build_id IN (SELECT build_id FROM runs WHERE parent_id = ?)", build_id)
+        self._execute("DELETE FROM rows WHERE parent_id = ?", build_id)
+        self._execute("DELETE FROM runs WHERE build_id = ?1 OR parent_id = ?1", build_id)
+
     def open_runs(self) -> list[DeliveredRun]:
         return [_delivered(row) for row in self._fetch_all("SELECT * FROM runs WHERE open AND run_id IS NOT NULL")]
 

@@ -162,6 +162,13 @@ class PipelineFinished(Message):
 
 
 @dataclass(frozen=True)
+class RunForgotten(Message):
+    """A pipeline run is removed for good, with the builds of its stages: nothing that it built is in the store."""
+
+    kind = "run_forgotten"
+
+
+@dataclass(frozen=True)
 class RegisterModel(Message):
     """The model that the build `build_id` left at the folder `path` becomes the next version of `name`.
 
@@ -197,6 +204,7 @@ _CLASSES: dict[str, type[Message]] = {
         StageFinished,
         StageReused,
         PipelineFinished,
+        RunForgotten,
         RegisterModel,
         PromoteModel,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -139,6 +140,19 @@ def delete_points(uri: str, run_id: str, points: Sequence[Point]) -> bool:
             )
             connection.execute(latest.insert().from_select([column.name for column in latest.c], newest))
     return True
+
+
+def remove_run(uri: str, run_id: str) -> None:
+    """Remove a run for good; does nothing if there is none. MLflow's API only hides it, and `mlflow gc` needs seconds.
+
+    Args:
+        uri: the database, whether or not a server works on it.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with suppress(MlflowException):
+        SqlAlchemyStore(uri, "mlflow-artifacts:/")._hard_delete_run(run_id)
 
 
 class MetricsDelivery:

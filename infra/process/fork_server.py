@@ -68,7 +68,7 @@ class _Child:
     is_unheard: bool = False
 
 
-class Server:
+class ServerProcess:
     """Serves requests one after the other, and imports the requested modules in between.
 
     parent: a descriptor that is none of a child's business.
@@ -309,7 +309,7 @@ def main(requests: int, parent: int, temporary: str | None = None) -> int:
     # Libraries keep the stream that they find when they are imported.
     sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
     gc.disable()  # imports make hardly any garbage
-    start = Server(socket.socket(fileno=requests), parent).serve()
+    start = ServerProcess(socket.socket(fileno=requests), parent).serve()
     if start is None:
         return 0
     code: int = importlib.import_module(start.argv[0]).main(*start.argv[1:])

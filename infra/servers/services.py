@@ -54,6 +54,8 @@ def up(
     prefect_port: int | None = None,
     mlflow_port: int | None = None,
     host: str | None = None,
+    keep_days: int | None = None,
+    keep_runs: int | None = None,
     say: Say = lambda line: None,
 ) -> list[Service]:
     """Start the services that do not run yet, concurrently, and return when all of them answer.
@@ -70,12 +72,13 @@ def up(
     Args:
         prefect_port, mlflow_port: by default the previous port, else 4200 and 5000, else the next free one.
         host: the address to listen on; by default the previous one, else loopback.
+        keep_days, keep_runs: when runs are forgotten, see `infra.servers.settings.Settings`; by default as before.
         say: called with each line of progress.
     """
     root = Path(root).absolute()
     with _locked(root):
         before = settings_of(root)
-        settings = chosen(before, host)
+        settings = chosen(before, host, keep_days=keep_days, keep_runs=keep_runs)
         _check_running(root, before, settings)
         if settings.database != before.database and (servers_folder(root) / "settings.json").exists():
             say(f"the database is now {settings.database}; what {before.database} knows stays there")
@@ -116,7 +119,8 @@ def states(root: Path | str) -> list[tuple[Service, State]]:
 def _check_running(root: Path, before: Settings, requested: Settings) -> None:
     """Raise ConfigError `already_up` if services run with another address, database or use of credentials."""
     running = [service for service in recorded(root).values() if service.alive]
-    differing = [name for name in ("host", "database", "guarded") if getattr(requested, name) != getattr(before, name)]
+    names = ("host", "database", "guarded", "keep_days", "keep_runs")
+    differing = [name for name in names if getattr(requested, name) != getattr(before, name)]
     if running and differing:
         message = "; ".join(f"{name} {getattr(before, name)}, not {getattr(requested, name)}" for name in differing)
         raise ConfigError(

@@ -7,8 +7,9 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,12 +31,16 @@ class Settings:
 
     host: the address that Prefect and MLflow listen on. database: `sqlite`, or a PostgreSQL URL without password.
     guarded: True if they ask for credentials. ports: by service, kept so that links stay valid.
+    keep_days, keep_runs: days, and newer runs of the pipeline, after which a run is forgotten of whose results nothing
+    is left, see `flows.runs.retention`; 0 days for never.
     """
 
     host: str = HOST
     database: str = SQLITE
     guarded: bool = False
     ports: Mapping[str, int] = field(default_factory=dict)
+    keep_days: int = 30
+    keep_runs: int = 500
 
     @property
     def reach(self) -> str:
@@ -88,9 +93,13 @@ def settings_of(root: Path | str) -> Settings:
     path = servers_folder(root) / "settings.json"
     fields = read_state(path, _LOST, {})
     try:
-        return Settings(**fields)
+        settings = Settings(**fields)
     except TypeError as error:
         raise damaged(path, f"not as expected: {error}", _LOST) from error
+    for name in ("keep_days", "keep_runs"):
+        if type(value := getattr(settings, name)) is not int or value < 0:
+            raise damaged(path, f"{name}: expected a number, 0 or more, got {value!r}", _LOST)
+    return settings
 
 
 def prefect_page(root: Path | str) -> str | None:
@@ -111,10 +120,13 @@ def run_page(root: Path | str, run_id: str) -> str | None:
     return f"{settings_of(root).page_of(url)}/run/{run_id}" if url else None
 
 
-def chosen(before: Settings, host: str | None) -> Settings:
+def chosen(before: Settings, host: str | None, **kept: int | None) -> Settings:
     """Return the settings for `up`: those requested now, else the previous ones, so that a reboot changes nothing.
 
     Raises ConfigError if that would open a server without credentials.
+
+    Args:
+        kept: keep_days and keep_runs; None as before.
     """
     login = credentials()
     host = host or before.host
@@ -127,7 +139,9 @@ def chosen(before: Settings, host: str | None) -> Settings:
         message = "these servers were started with credentials, and would now start without"
         fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
         raise ConfigError(Problem("no_credentials", AUTH, message, fix))
-    return Settings(host, described(url) if url else before.database, login is not None, before.ports)
+    keeps: dict[str, Any] = {name: value for name, value in kept.items() if value is not None}
+    stored = described(url) if url else before.database
+    return replace(before, host=host, database=stored, guarded=login is not None, **keeps)
 
 
 def is_loopback(host: str) -> bool:

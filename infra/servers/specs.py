@@ -14,7 +14,7 @@ from infra.lineage.relay_lock import relay_pid
 from infra.servers.credentials import credentials
 from infra.servers.environment import HEARTBEAT, OF_ONE_RUN, prefect_home
 from infra.servers.http import answers, not_let_in, post
-from infra.servers.prefect.intervals import intervals
+from infra.servers.prefect.intervals import intervals, retention
 from infra.servers.settings import Settings
 from infra.servers.state import Service
 
@@ -50,6 +50,7 @@ def prefect_spec(root: Path, port: int, settings: Settings) -> Spec:
     variables = prefect_server_variables(prefect_home(root), url, page)
     if postgres := settings.postgres:
         variables |= postgres.prefect_variables()
+    variables |= retention(settings.keep_days)
     if login := credentials():
         variables["PREFECT_SERVER_API_AUTH_STRING"] = login.auth_string
     return Spec(

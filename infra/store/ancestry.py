@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from infra.store.manifest import Input, Manifest, SourceRecord
+from infra.store.manifest import InputArtifact, Manifest, SourceRecord
 from infra.store.store import Difference, Store
 
 
@@ -24,7 +24,7 @@ class AncestryMember:
     folder: Path | None = None
     manifest: Manifest | None = None
     source: SourceRecord | None = None
-    input: Input | None = None
+    input: InputArtifact | None = None
     """For an artifact that is gone: the input record that names it."""
     stand_in: Manifest | None = None
     """For an artifact that is gone: another artifact at the same address, made from the same inputs."""
@@ -73,7 +73,7 @@ def artifact_member(store: Store, folder: Path, manifest: Manifest) -> AncestryM
     )
 
 
-def locate(store: Store, reference: Input) -> tuple[Path, Manifest] | None:
+def locate(store: Store, reference: InputArtifact) -> tuple[Path, Manifest] | None:
     """The artifact with an input's very bytes: at its address, or where a later build of the same address moved it."""
     path = store.root / reference.path
     for folder in (path, path.with_name(f"{path.name}.{reference.digest[:8]}")):
@@ -88,7 +88,7 @@ def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGr
     graph = LineageGraph()
     parents: dict[tuple[str, str], AncestryMember] = {}
 
-    def parent_of(reference: Input) -> AncestryMember:
+    def parent_of(reference: InputArtifact) -> AncestryMember:
         key = (reference.path, reference.digest)
         if key not in parents:
             located = locate(store, reference)
@@ -133,7 +133,7 @@ def descent(store: Store, start: AncestryMember) -> LineageGraph:
     """Return everything that descends from the bytes of an artifact or outside source, wherever those bytes are."""
     graph = LineageGraph()
     graph.add(start)
-    readers: dict[tuple[str, str], list[tuple[Path, Manifest, str, Input, bool]]] = {}
+    readers: dict[tuple[str, str], list[tuple[Path, Manifest, str, InputArtifact, bool]]] = {}
     queue = deque([start])
     for folder, manifest in store.manifests():
         for name, reference, requires in _inputs(manifest):
@@ -160,7 +160,7 @@ def descent(store: Store, start: AncestryMember) -> LineageGraph:
     return graph
 
 
-def _missing_member(store: Store, reference: Input) -> AncestryMember:
+def _missing_member(store: Store, reference: InputArtifact) -> AncestryMember:
     folders = store.folders(reference.stage)
     same_address = (store.read(folder) for folder in folders if folder.name.partition(".")[0] == reference.fingerprint)
     stand_in = next((manifest for manifest in same_address if manifest is not None), None)
@@ -184,7 +184,7 @@ def _share_bytes(sought: SourceRecord, record: SourceRecord) -> bool:
     return any(path in record.files or sha256 in hashes for path, sha256 in sought.files.items())
 
 
-def _inputs(manifest: Manifest) -> list[tuple[str, Input, bool]]:
+def _inputs(manifest: Manifest) -> list[tuple[str, InputArtifact, bool]]:
     return [
         *((name, reference, False) for name, reference in manifest.inputs.items()),
         *((name, reference, True) for name, reference in manifest.requires.items()),

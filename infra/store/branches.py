@@ -11,7 +11,7 @@ from typing import Any
 from infra.errors import StageError
 from infra.fingerprint import changed_settings
 from infra.io.json import read_own_json
-from infra.store.manifest import Input, Manifest, folder_of, known_manifest
+from infra.store.manifest import InputArtifact, Manifest, folder_of, known_manifest
 from infra.store.states import CLOCK, KeptState, kept_states
 
 
@@ -109,7 +109,7 @@ def _changed(before: Manifest, after: Manifest) -> list[Changed]:
     return changes
 
 
-def _address(reference: Input | None) -> str | None:
+def _address(reference: InputArtifact | None) -> str | None:
     return f"{reference.stage}/{reference.fingerprint[:8]}" if reference else None
 
 

@@ -34,7 +34,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Input:
+class InputArtifact:
     """An input artifact, by its address and its content. `path` is relative to the store's root.
 
     state: digest of the state of its training that was read (infra/store/states.py); "" where the artifact was.
@@ -74,8 +74,8 @@ class Manifest:
     """All keys of the stage's config, defaults included."""
     identity: Mapping[str, Any]
     """The keys that entered the fingerprint."""
-    inputs: Mapping[str, Input]
-    requires: Annotated[Mapping[str, Input], Field(validation_alias=AliasChoices("requires", "gates"))]
+    inputs: Mapping[str, InputArtifact]
+    requires: Annotated[Mapping[str, InputArtifact], Field(validation_alias=AliasChoices("requires", "gates"))]
     """Artifacts that had to exist first but whose bytes do not affect the result, e.g. a validation verdict. Manifests
     of earlier versions call them `gates`."""
     sources: tuple[SourceRecord, ...]
@@ -112,8 +112,8 @@ class Manifest:
     from before this was kept."""
     schema: int = SCHEMA
 
-    def as_input(self, state: str = "") -> Input:
-        return Input(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}", state)
+    def as_input(self, state: str = "") -> InputArtifact:
+        return InputArtifact(self.stage, self.fingerprint, self.digest, f"{self.stage}/{self.fingerprint}", state)
 
     @property
     def age_key(self) -> tuple[int, str]:
@@ -164,7 +164,7 @@ class Manifest:
         return manifest
 
 
-def known_manifest(root: Path, reference: Input) -> Manifest | None:
+def known_manifest(root: Path, reference: InputArtifact) -> Manifest | None:
     """The manifest of an input, as far as this machine knows it without asking an object store; None if its artifact is
     gone or has other bytes by now.
 
@@ -187,7 +187,7 @@ def glance_folder(root: Path, manifest: Manifest) -> Path:
     return root / MIRROR / manifest.stage / f"{manifest.fingerprint}-{manifest.build_id}"
 
 
-def folder_of(root: Path, reference: Input, manifest: Manifest) -> Path:
+def folder_of(root: Path, reference: InputArtifact, manifest: Manifest) -> Path:
     """Folder that holds this machine's copy of an input: the artifact's folder, or that of a glance at it."""
     folder = root / reference.path
     return folder if (folder / MANIFEST).is_file() else glance_folder(root, manifest)

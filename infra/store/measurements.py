@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from infra.store.manifest import Input, Manifest
+from infra.store.manifest import InputArtifact, Manifest
 
 MEASURE = "measure_"
 """Before the name of a step, or of an input, that of its measurement: `measure_sft`."""
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Address = tuple[str, str, str]
 
 
-def address(manifest: Manifest | Input) -> Address:
+def address(manifest: Manifest | InputArtifact) -> Address:
     """Return the address that names an artifact and its bytes."""
     return manifest.stage, manifest.fingerprint, manifest.digest
 

@@ -30,7 +30,7 @@ from infra.leases.lease import Leases
 from infra.store.bucket.artifacts import EXTRA, Remote
 from infra.store.bucket.root import open_root
 from infra.store.layout import AUX, MANIFEST, MIRROR, RESERVED, Layout
-from infra.store.manifest import File, Input, Manifest, glance_folder
+from infra.store.manifest import File, InputArtifact, Manifest, glance_folder
 from infra.store.states import CLOCK, STATE_FOLDER, STATES, kept_states, take_states, without_states
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -181,7 +181,7 @@ class Store:
                 self._peek_state(before)
         return target
 
-    def _peek_state(self, reference: Input) -> None:
+    def _peek_state(self, reference: InputArtifact) -> None:
         """Fetch the files that `infra.store.branches` reads of the training from which an artifact continues."""
         if (
             manifest := self.find(reference.stage, reference.fingerprint)

@@ -31,7 +31,7 @@ from tasks.building.context import BuildClock, BuildContext
 from tasks.building.explain import RECORDED_PACKAGES, BuildRequest, Change, installed_versions
 from tasks.building.lineage import end_of, leave_card, shown
 from tasks.building.rates import rates_of
-from tasks.processes.child import CHECKPOINTS, JOURNAL, ChildOutcome, Job, Measured, note_event
+from tasks.processes.child import CHECKPOINTS, JOURNAL, ChildOutcome, Job, TrainingMeasurement, note_event
 from tasks.processes.supervisor import LOG, lease_lost, run_child
 from tasks.stage import STATE, NeedsDisk, Node
 
@@ -52,7 +52,7 @@ class MeasuredModel:
     journal: bytes
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> TrainingMeasurement:
         assert self.outcome.measured is not None
         return self.outcome.measured
 

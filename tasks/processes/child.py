@@ -35,7 +35,7 @@ from infra.launch.config import LaunchConfig
 from infra.launch.devices.gpu_usage import sampled
 from infra.launch.ranks import Ended
 from infra.launch.training import run_ranks
-from infra.leases.lease import Claim
+from infra.leases.lease import LeaseClaim
 from infra.ledger.record import TIMES, TimeRecord
 from infra.process.held_folder import hold_sockets
 from infra.process.lifetime import die_with_parent, leave
@@ -60,7 +60,7 @@ class Job:
 
     keeps_memory: True if the process keeps what it has freed, for a stage that allocates the same at every step.
     measurement: the folder for the measurement of the model that is trained, empty too; "" if there is no measurement.
-    claim: the lease that it works under, as `infra.leases.lease.Claim`; empty for work that has none.
+    claim: the lease that it works under, as `infra.leases.lease.LeaseClaim`; empty for work that has none.
     checkpoint_place, answers: see `infra.run.Run`.
     """
 
@@ -86,7 +86,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrainingMeasurement:
     """The measurement that the process of a training took of its model, once the model was written.
 
     place: position in the journal of the first byte about the measurement. started: seconds since 1970.
@@ -114,7 +114,7 @@ class ChildOutcome:
     device: str = ""
     time: float = field(default_factory=time.time)
     measuring: bool = False
-    measured: Measured | None = None
+    measured: TrainingMeasurement | None = None
 
     @property
     def is_built(self) -> bool:
@@ -134,7 +134,7 @@ class ChildOutcome:
         except (FileNotFoundError, ValueError):
             return None
         measured = content.pop("measured", None)
-        return cls(**content, measured=Measured(**measured) if measured else None)
+        return cls(**content, measured=TrainingMeasurement(**measured) if measured else None)
 
 
 def main(argument: str) -> int:
@@ -165,7 +165,7 @@ def _build_job(job_path: Path) -> int:
     hold_sockets()
     job = Job.read(job_path)
     if job.claim and "RANK" not in os.environ:
-        Claim(**job.claim).hold()
+        LeaseClaim(**job.claim).hold()
     if "RANK" in os.environ:
         outcome = _rank(job, int(os.environ["RANK"]), lambda: cancelled, listen)
     elif STAGES[job.stage].trains and starts_ranks(_launch_of(job)):
@@ -399,7 +399,9 @@ def _measured(
         position, started, ticks = run.place() or 0, time.time(), time.monotonic()
         result = measure(Path(job.measurement), run)
         seconds = round(time.monotonic() - ticks, 3)
-        return replace(built, measured=Measured(_plain(result.figures), result.headline, position, started, seconds))
+        return replace(
+            built, measured=TrainingMeasurement(_plain(result.figures), result.headline, position, started, seconds)
+        )
     except Cancelled:
         return measuring
     except Exception as error:

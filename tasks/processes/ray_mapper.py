@@ -36,7 +36,7 @@ def partition(index: int, work: bytes) -> Any:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _MapperCall:
     """One call of the mapper."""
 
     function: Callable[[Any], Any]
@@ -47,7 +47,7 @@ class _Call:
 
 
 # Prefect sends the flow along with each task, so it must hold nothing that cannot be pickled.
-_call: ContextVar[_Call] = ContextVar("call")
+_call: ContextVar[_MapperCall] = ContextVar("call")
 
 
 def map_on_ray(address: str, workers: int | None, name: str, *, gpus: bool = False) -> Mapper:
@@ -68,7 +68,7 @@ def map_on_ray(address: str, workers: int | None, name: str, *, gpus: bool = Fal
     ) -> None:
         if items:
             runner = _join(address, workers)
-            token = _call.set(_Call(function, items, stop_if_cancelled, on_done, gpus))
+            token = _call.set(_MapperCall(function, items, stop_if_cancelled, on_done, gpus))
             try:
                 Flow(_submit_all, name=f"{name} on Ray", task_runner=runner, persist_result=False)()
             finally:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, expect, sync_playwright
 
 from flows.runs.journal import JournalRow, RunJournal
 from infra.servers.http import answers
@@ -73,26 +73,39 @@ def browser_page() -> Iterator[Page]:
         browser.close()
 
 
+def hover(page: Page, chart: Locator) -> tuple[float, float, float]:
+    """Move the pointer to the middle of a chart; return x of a quarter of its width, x and y of its middle."""
+    box = chart.bounding_box()
+    assert box is not None
+    middle, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(middle, y)
+    return box["x"] + box["width"] / 4, middle, y
+
+
+def zoom_and_return(page: Page, chart: Locator) -> None:
+    """Drag over the second quarter of a chart of steps 1 to 100, which shows them alone, and go back to all."""
+    everything = str(chart.get_attribute("data-plot"))
+    quarter, middle, y = hover(page, chart)
+    page.mouse.move(quarter, y)
+    page.mouse.down()
+    page.mouse.move(middle, y)
+    page.mouse.up()
+    expect(chart).not_to_have_attribute("data-plot", everything)
+    first, last = map(float, str(chart.get_attribute("data-plot")).split(",")[2:])
+    assert 1 < first < last < 60
+    page.mouse.dblclick(middle, y)
+    expect(chart).to_have_attribute("data-plot", everything)
+
+
 def test_a_finished_curve_shows_values_and_zooms(address: str, browser_page: Page) -> None:
     page = browser_page
     expect.set_options(timeout=PATIENCE_MS)
     page.goto(f"{address}/run/20261128-000000-000000-aaaaaa")
     chart = page.locator("figure.zooms svg[data-plot]")
-    box = chart.bounding_box()
-    assert box is not None
-    middle, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(middle, y)
+    hover(page, chart)
     expect(page.locator(".hover")).to_contain_text("now: 2.")
     expect(page.locator(".hover")).to_contain_text("step ")
-    page.mouse.move(box["x"] + box["width"] / 4, y)
-    page.mouse.down()
-    page.mouse.move(middle, y)
-    page.mouse.up()
-    expect(chart).not_to_have_attribute("data-plot", "52,628,1,100")
-    first, last = map(float, str(chart.get_attribute("data-plot")).split(",")[2:])
-    assert 1 < first < last < 60
-    page.mouse.dblclick(middle, y)
-    expect(chart).to_have_attribute("data-plot", "52,628,1,100")
+    zoom_and_return(page, chart)
     page.mouse.move(1, 1)
     expect(page.locator(".hover")).to_have_count(0)
 
@@ -102,21 +115,9 @@ def test_compared_curves_show_values_and_zoom(address: str, browser_page: Page) 
     expect.set_options(timeout=PATIENCE_MS)
     page.goto(f"{address}/compare?a=pretrain/{'a' * 16}&b=pretrain/{'b' * 16}")
     chart = page.locator("#curves svg[data-plot]")
-    everything = str(chart.get_attribute("data-plot"))
     chart.scroll_into_view_if_needed()
-    box = chart.bounding_box()
-    assert box is not None
-    middle, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(middle, y)
+    hover(page, chart)
     expect(page.locator(".hover")).to_contain_text("pretrain/aaaaaaaa: 2.")
     expect(page.locator(".hover")).to_contain_text("pretrain/bbbbbbbb: 3")
-    page.mouse.move(box["x"] + box["width"] / 4, y)
-    page.mouse.down()
-    page.mouse.move(middle, y)
-    page.mouse.up()
-    expect(chart).not_to_have_attribute("data-plot", everything)
-    first, last = map(float, str(chart.get_attribute("data-plot")).split(",")[2:])
-    assert 1 < first < last < 60
+    zoom_and_return(page, chart)
     expect(chart.locator("polyline.line")).to_have_count(2)
-    page.mouse.dblclick(middle, y)
-    expect(chart).to_have_attribute("data-plot", everything)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,12 @@ from hypothesis import strategies as st
 
 from flows.runs.garbage import Pins, refuse_if_unsure, remove, survey
 from flows.runs.journal import RunJournal, new_run_id
+from flows.runs.retention import forget, forgettable
 from flows.runs.trials import Trial, Trials
 from infra.errors import StageError
+from infra.lineage.outbox import Outbox
+from infra.servers.settings import Settings
+from infra.servers.state import make_servers_folder
 from infra.store.ancestry import ancestry
 from infra.store.manifest import Manifest
 from infra.store.store import Store
@@ -77,6 +82,80 @@ def test_what_the_newest_run_does_not_need_goes_after_it_was_shown(run: Run, dat
     assert not (root / "tokenizer" / old).exists()
     assert run("verify", "tokenizer", "--ancestry", "--root", root).code == 0
     assert run("gc", "--yes", "--root", root).document["garbage"] == []
+
+
+def _days_ago(journal: RunJournal, days: float) -> None:
+    """Set the beginning of a run back."""
+    first, *others = journal.path.read_text().splitlines(keepends=True)
+    start = json.loads(first)
+    journal.path.write_text(json.dumps({**start, "time": start["time"] - days * 86400}) + "\n" + "".join(others))
+
+
+def test_a_run_is_forgotten_once_nothing_is_left_of_what_it_built(run: Run, data_pipeline: Path) -> None:
+    root, config = data_pipeline / "store", data_pipeline / "config.yaml"
+    runs = Store(root).layout.runs
+    (first,) = (path.name for path in runs.iterdir())
+    for size in ("420", "430"):
+        assert run("run", config, "--set", f"tokenizer.vocab_size={size}", "--root", root).code == 0
+    second, third = sorted(path.name for path in runs.iterdir())[1:]
+    assert run("gc", "--yes", "--root", root).code == 0
+    for name in (first, second, third):
+        _days_ago(RunJournal(runs, name), 31)
+
+    shown = run("gc", "--root", root).document["garbage"]
+    assert [(row["artifact"], row["removed"]) for row in shown] == [(f"runs/{second}", False)]
+    assert (runs / second).exists()
+
+    (root / ".state" / "tidied").unlink()
+    again = run("run", config, "--set", "tokenizer.vocab_size=430", "--root", root)
+    assert set(again.statuses().values()) == {"reused"}
+    assert sorted(path.name for path in runs.iterdir()) == [first, third, again.document["run_id"]]
+    outbox = Outbox(root)
+    messages = [outbox.read(path).content for path in outbox.paths()]
+    assert [message["build_id"] for message in messages if message["kind"] == "run_forgotten"] == [second]
+
+
+def test_many_runs_of_nothing_new_leave_the_newest(store: Store) -> None:
+    make_servers_folder(store.root)
+    Settings(keep_runs=3).write(store.root)
+    made = make_artifact(store, "clean", {"a": "1"}, run_id="of a manifest")
+    for _ in range(6):
+        record_run(store, "p", [made])
+    record_run(store, "p", [made], status=None)
+    RunJournal(store.layout.runs, trial := new_run_id()).make_trial(pipeline="p")
+    record_run(store, "p", [made])
+    record_run(store, "p", [made], until=["clean"])
+    names = sorted(path.name for path in store.layout.runs.iterdir())
+    assert sorted(journal.run_id for journal in forgettable(store)) == names[:3]
+    assert trial in names[3:]
+    Settings(keep_days=0).write(store.root)
+    assert forgettable(store) == []
+
+
+def test_prefects_server_forgets_a_run_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it Prefect's database grows by each run. A server that lacks the run, or fails, is no obstacle."""
+    deleted: list[str] = []
+
+    class Prefect(BaseHTTPRequestHandler):
+        def do_DELETE(self) -> None:
+            deleted.append(self.path)
+            self.send_response({1: 204, 2: 404}.get(len(deleted), 500))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Not into the log of the tests."""
+
+    journals = []
+    for number in range(4):
+        journals.append(RunJournal(store.layout.runs, new_run_id()))
+        journals[-1].begin(pipeline="p", flow_run_id=f"00000000-{number}")
+    with HTTPServer(("127.0.0.1", 0), Prefect) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("STEMMA_PREFECT_URL", f"http://127.0.0.1:{server.server_port}")
+        assert forget(store, journals) == [journal.run_id for journal in journals]
+        server.shutdown()
+    assert deleted == [f"/api/flow_runs/00000000-{number}" for number in range(3)]
+    assert list(store.layout.runs.iterdir()) == []
 
 
 def test_a_pin_keeps_an_artifact_and_its_ancestors_until_it_is_taken_away(run: Run, store: Store) -> None:

@@ -222,6 +222,10 @@ def test_every_step_of_the_usual_pipeline_reads_what_is_declared_and_made_before
         for name, candidates in step.inputs.items():
             declared = stage.input(name)
             assert declared and {made[one] for one in candidates} <= set(declared.takes), (step.id, name)
+        for name, other in step.from_step.items():
+            declared = stage.input(name)
+            assert declared and STAGES[other].makes in declared.takes, (step.id, name)
+        assert not step.adds or step.adds in step.inputs
         assert set(step.requires) | set(step.further) <= made.keys()
         assert set(step.needs) | set(step.only_if) <= step.inputs.keys()
         assert set(step.only_if.values()) <= set(stage.config.model_fields)

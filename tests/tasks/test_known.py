@@ -11,7 +11,7 @@ import pytest
 from flows.config.graph import graph
 from flows.config.read import parse
 from infra.fingerprint import canonical, fingerprint
-from infra.store.manifest import Input, Manifest, SourceRecord
+from infra.store.manifest import InputArtifact, Manifest, SourceRecord
 from infra.store.store import Store
 from tasks.building.explain import BuildRequest, find
 from tasks.stage import Node
@@ -56,7 +56,9 @@ def test_the_address_is_that_of_the_file(stage: str) -> None:
 
 def build(store: Store, request: BuildRequest, **facts: Any) -> Manifest:
     """An artifact as the version of d080dfe would have built it."""
-    inputs = {name: Input("any", "0" * 16, digest, f"any/{'0' * 16}") for name, digest in request.inputs.items()}
+    inputs = {
+        name: InputArtifact("any", "0" * 16, digest, f"any/{'0' * 16}") for name, digest in request.inputs.items()
+    }
     sources = tuple(SourceRecord(key, digest) for key, digest in request.sources.items())
     unfinished = store.layout.work(request.stage, request.fingerprint) / "artifact"
     unfinished.mkdir(parents=True)

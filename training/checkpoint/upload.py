@@ -128,7 +128,7 @@ class Uploader:
         if ranks.is_first():
             shutil.rmtree(self._work, ignore_errors=True)
 
-    def _pin(self, path: Path) -> _Item:
+    def _pin(self, path: Path) -> _QueuedCheckpoint:
         text, companions = ranks.from_first(
             ((path / MANIFEST).read_text(encoding="utf8"), {file.name: _content(file) for file in self._companions})
             if ranks.is_first()
@@ -155,9 +155,9 @@ class Uploader:
             failure = f"{type(error).__name__}: {error}"
         if ranks.is_first():
             own_names += companions
-        return _Item(path.parent.name, batch_of(path), manifest, pinned, own_names, failure)
+        return _QueuedCheckpoint(path.parent.name, batch_of(path), manifest, pinned, own_names, failure)
 
-    def _upload(self, item: _Item) -> None:
+    def _upload(self, item: _QueuedCheckpoint) -> None:
         """Upload, in the thread, this rank's files and, on the first rank, the manifest after all others are done."""
         url = url_of(self._remote, item.folder, item.batch, item.manifest)
         failure = item.failure
@@ -186,7 +186,7 @@ class Uploader:
             self._removed(self._remove_outdated)
         shutil.rmtree(item.pinned, ignore_errors=True)
 
-    def _wait_for_others(self, item: _Item) -> str:
+    def _wait_for_others(self, item: _QueuedCheckpoint) -> str:
         """Wait until every other rank is done; return the error of the first one that failed, or an empty string."""
         failures = []
         for rank in range(1, ranks.world_size()):
@@ -215,7 +215,7 @@ class Uploader:
 
 
 @dataclass(frozen=True)
-class _Item:
+class _QueuedCheckpoint:
     """A checkpoint to upload.
 
     pinned: the folder of its linked files. mine: names that this rank uploads. failure: the error if linking failed.
@@ -287,7 +287,7 @@ def _owner(name: str) -> int:
     return int(number) if start.startswith("rank") and number.isdigit() else 0
 
 
-def _mark(item: _Item, rank: int) -> Path:
+def _mark(item: _QueuedCheckpoint, rank: int) -> Path:
     """File that signals to the first rank that another one is done; it contains the error, or nothing."""
     return item.pinned / f"done.{rank}"
 

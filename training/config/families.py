@@ -5,7 +5,6 @@ Imports nothing heavy: configs are held against it before anything runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -113,88 +112,6 @@ def documents_problem(model_type: str) -> Problem | None:
     )
 
 
-def split_problem(
-    model_type: str,
-    count: int,
-    shard_ranks: int,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_width: int,
-    mlp_width: int,
-    vocabulary: int | None,
-) -> Problem | None:
-    """Why `count` ranks cannot share the layers of a model (launch.tensor_parallel), if they cannot.
-
-    Args:
-        shard_ranks: over which each of their parts is sharded; torch cuts parts that are cut already into equal
-            ones alone.
-        vocabulary: None where it is not known yet.
-    """
-    path, parts = "launch.tensor_parallel", count * shard_ranks
-    if model_type not in FAMILIES or not FAMILIES[model_type].tensor_parallel:
-        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.tensor_parallel))
-        message = f"expected a model of {able}, whose layers ranks can share, not {model_type}"
-        return Problem("no_tensor_parallel", path, message, "leave launch.tensor_parallel out, or take such a model")
-    for what, size, by in (
-        ("heads", heads, count),
-        ("heads of keys and values", kv_heads, count),
-        ("the width of queries", heads * head_width, parts),
-        ("the width of keys", kv_heads * head_width, parts),
-        ("the inner width of the MLP", mlp_width, parts),
-    ):
-        if size % by:
-            message = f"expected {what} to be a multiple of {by}, not {size}"
-            return Problem("not_divisible", path, message, "let fewer ranks share a layer, or change the model's sizes")
-    if vocabulary is not None and vocabulary % parts:
-        message = f"expected a vocabulary that is a multiple of {parts}, not {vocabulary}"
-        return Problem("not_divisible", path, message, f"set pretrain.model.vocab_multiple: {parts}")
-    return None
-
-
-def sequences_problem(
-    count: int,
-    model_type: str | None,
-    objective: str,
-    length: int | None,
-    values: Mapping[str, Any],
-    tensor_ranks: int = 1,
-) -> Problem | None:
-    """Why `count` ranks, or groups of `tensor_ranks` ranks that share layers, cannot share the sequences of a
-    pretraining (launch.context_parallel), if they cannot.
-
-    Args:
-        model_type: None where it is not known yet; so length, of a sequence in tokens.
-        values: the config of transformers as a mapping, as far as known.
-    """
-    if count == 1:
-        return None
-    path = "launch.context_parallel"
-    if objective != "causal":
-        message = (
-            f"expected objective: causal, not {objective}: ranks share sequences in which no token sees a later one"
-        )
-        return Problem("no_context_parallel", path, message, "leave launch.context_parallel out")
-    if model_type is not None and not FAMILIES.get(model_type, Family(context_parallel=False)).context_parallel:
-        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.context_parallel))
-        message = f"expected a model of {able}, whose sequences ranks can share, not {model_type}"
-        return Problem("no_context_parallel", path, message, "leave launch.context_parallel out, or take such a model")
-    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind in ("dynamic", "longrope"):
-        message = f"expected positions that do not depend on the longest sequence of a batch, not rope_scaling {kind}"
-        fix = "leave launch.context_parallel out, or take another rope_scaling, such as yarn"
-        return Problem("no_context_parallel", path, message, fix)
-    parts = count * math.lcm(2, tensor_ranks)
-    if length is not None and length % parts:
-        split = f", each split over {tensor_ranks} ranks" if tensor_ranks > 1 else ""
-        message = f"expected sequences of a multiple of {parts} tokens, two chunks a rank{split}, not {length:,}"
-        return Problem(
-            "not_divisible", path, message, "change shard.sequence_length, or let fewer ranks share a sequence"
-        )
-    return None
-
-
 def sampler_problems(model_type: str) -> Iterator[Problem]:
     """Why a policy's answers cannot be vLLM's (rlhf.sampler), if they cannot."""
     family = FAMILIES.get(model_type)
@@ -202,17 +119,6 @@ def sampler_problems(model_type: str) -> Iterator[Problem]:
         able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.vllm))
         message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
         yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
-
-
-def float8_problem(model_type: str) -> Problem | None:
-    """Why a model cannot train in 8 bits (launch.precision: fp8), if it cannot."""
-    if FAMILIES.get(model_type, Family()).linear:
-        return None
-    message = (
-        f"expected a model of linear layers, whose products are computed in 8 bits, not {model_type}, which has none"
-    )
-    fix = "set launch.precision: bf16, or take another model, such as preset: smollm-135m"
-    return Problem("no_fp8", "launch.precision", message, fix)
 
 
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:
@@ -232,36 +138,6 @@ def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Pr
         f"expected a mixture of experts whose balancing loss is trained as in transformers, not {model_type}",
         f"take one of {proven}, or a model without experts",
     )
-
-
-def expert_ranks_problem(
-    count: int, model_type: str | None, values: Mapping[str, Any], shares_of_examples: tuple[int, int, int] = (1, 1, 1)
-) -> Problem | None:
-    """Why `count` ranks cannot hold a part of a model's experts each (launch.expert_parallel), if they cannot, or why
-    ranks cannot share layers, sequences or hold some layers each of a mixture of experts.
-
-    Args:
-        model_type: None where it is not known yet.
-        values: the config of transformers as a mapping, as far as known.
-        shares_of_examples: of launch.
-    """
-    if model_type is None or max(count, *shares_of_examples) == 1:
-        return None
-    path = "launch.expert_parallel"
-    if not is_mixture(model_type):
-        if count == 1:
-            return None
-        able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.router))
-        message = f"expected a mixture of experts of {able}, not {model_type}"
-        return Problem("no_expert_parallel", path, message, f"leave {path} out, or take such a model")
-    if count == 1 and shares_of_examples[0] > 1:
-        message = f"expected ranks that share the experts of {model_type} beside tensor_parallel, which splits none"
-        return Problem("no_expert_parallel", path, message, f"set {path}: 2 or more, or leave tensor_parallel out")
-    experts = values.get("num_local_experts", values.get("num_experts"))
-    if experts is not None and experts % count:
-        message = f"expected a number of experts that is a multiple of {count}, not {experts}"
-        return Problem("not_divisible", path, message, "let fewer ranks share them, or change the model's experts")
-    return None
 
 
 def _experts(values: Mapping[str, Any]) -> Iterator[int]:

@@ -71,7 +71,7 @@ PRESETS: dict[str, Preset] = {
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ReleasedExperts:
     """A mixture of experts as it was released.
 
     config: keys of its transformers config. parameters: of the released weights; active: what its report counts of them
@@ -86,8 +86,8 @@ class Mixture:
 
 # Mixtral (Jiang et al. 2024, table 1), OLMoE (Muennighoff et al. 2024, table 1), Qwen3 (Yang et al. 2025, table 2), and
 # the config.json of each.
-MIXTURES: dict[str, Mixture] = {
-    "mixtral-8x7b": Mixture(
+MIXTURES: dict[str, ReleasedExperts] = {
+    "mixtral-8x7b": ReleasedExperts(
         {
             "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
             "num_key_value_heads": 8, "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2,
@@ -96,7 +96,7 @@ MIXTURES: dict[str, Mixture] = {
         },
         32_000, 46_702_792_704, 12.9,
     ),
-    "olmoe-1b-7b": Mixture(
+    "olmoe-1b-7b": ReleasedExperts(
         {
             "model_type": "olmoe", "num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 16,
             "num_key_value_heads": 16, "intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
@@ -104,7 +104,7 @@ MIXTURES: dict[str, Mixture] = {
         },
         50_304, 6_919_161_856, 1.3,
     ),
-    "qwen3-30b-a3b": Mixture(
+    "qwen3-30b-a3b": ReleasedExperts(
         {
             "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32,
             "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768,

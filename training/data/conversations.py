@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from training.chat.base import Chat, Conversation, pad
-from training.data.rows import Fitted, Room, Row, TooLong, prompts_of, response_of
+from training.data.rows import Fitted, LengthLimit, Row, TooLong, prompts_of, response_of
 from training.model.documents import positions_within
 from training.model.loss import IGNORE
 
@@ -21,8 +21,8 @@ Pack = tuple[Conversation, ...]
 
 
 def fitted_conversations(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[Conversation]:
-    """Instruction rows as conversations of at most `max_length` tokens each; see `training.data.rows.Room`."""
-    room = Room(chat, max_length, too_long)
+    """Instruction rows as conversations of at most `max_length` tokens each; see `training.data.rows.LengthLimit`."""
+    room = LengthLimit(chat, max_length, too_long)
     conversations, kept = [], []
     prompts = prompts_of(chat, rows)
     responses = chat.respond(prompts, [response_of(row) for row in rows])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from training.chat.base import Answer, Chat, Conversation, pad
-from training.data.rows import Fitted, Room, Row, TooLong, answer_of, prompts_of
+from training.data.rows import Fitted, LengthLimit, Row, TooLong, answer_of, prompts_of
 
 LENGTH_BIN = 10
 """Tokens of a bin of length differences, within which pairs are balanced (Singhal et al. 2023, section 4.1)."""
@@ -66,8 +66,8 @@ class Ranking:
 
 def fitted_pairs(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[PreferencePair]:
     """Rows with `prompt`, `chosen` and `rejected` as pairs of at most `max_length` tokens each; see
-    `training.data.rows.Room`."""
-    room = Room(chat, max_length, too_long)
+    `training.data.rows.LengthLimit`."""
+    room = LengthLimit(chat, max_length, too_long)
     pairs, kept = [], []
     prompts = prompts_of(chat, rows)
     chosen = chat.respond(prompts, [answer_of(row, "chosen") for row in rows])
@@ -82,7 +82,7 @@ def fitted_pairs(chat: Chat, rows: Sequence[Row], max_length: int, too_long: Too
 def fitted_rankings(chat: Chat, rows: Sequence[Row], max_length: int, too_long: TooLong) -> Fitted[Ranking]:
     """The same rows as rankings, those of one `ranking` together; a ranking is left out if one of its answers does not
     fit. `rows` of the result has the row of each pair of a ranking that is kept."""
-    room = Room(chat, max_length, too_long)
+    room = LengthLimit(chat, max_length, too_long)
     rankings: list[Ranking] = []
     kept: list[Row] = []
     # The rows of each prompt, and its answers: each once, in the order of the rows.

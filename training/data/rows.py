@@ -103,7 +103,7 @@ class Fitted(Generic[E]):
         return self
 
 
-class Room:
+class LengthLimit:
     """The room of `max_length` tokens in which a prompt and its longest answer must fit.
 
     Answers stay whole, with their `<|end|>`. cut_prompt: a prompt that leaves no room loses its oldest exchanges, and

@@ -26,7 +26,7 @@ from training.core.train_state import TrainState
 from training.distributed.gradients import Replicas, average, clip_by, local
 from training.distributed.other_ranks import OtherRanks
 from training.distributed.tensor_parallel import squares
-from training.model.experts import Experts, Rows, expert_layers, order_of, outputs_of
+from training.model.experts import Experts, RepeatRows, expert_layers, order_of, outputs_of
 
 
 def reach_every_expert(model: nn.Module) -> None:
@@ -146,8 +146,8 @@ def _made_by_ranks(group: Any, experts: Experts, given: Tensor, counts: Tensor) 
     # By rank and expert; each expert takes those of all ranks.
     numbers = torch.arange(len(own_experts), device=given.device).repeat(len(to_come))
     order, inverse = order_of(numbers.repeat_interleave(to_come.flatten()))
-    made = outputs_of(own_experts, Rows.apply(arrived, order, inverse, 1), to_come.sum(0))
-    return _Exchanged.apply(Rows.apply(made, inverse, order, 1), came, sent, group)
+    made = outputs_of(own_experts, RepeatRows.apply(arrived, order, inverse, 1), to_come.sum(0))
+    return _Exchanged.apply(RepeatRows.apply(made, inverse, order, 1), came, sent, group)
 
 
 class _Exchanged(torch.autograd.Function):

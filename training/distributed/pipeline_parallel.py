@@ -31,12 +31,12 @@ from torch.distributed.pipelining.stage import _RecvInfo
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from training.config.parallelism import layers_of
 from training.core import ranks
 from training.core.train_state import Batch, count_examples
 from training.distributed.expert_parallel import SharedExperts
 from training.distributed.gradients import Replicas, clip_by, local, own_group
 from training.distributed.other_ranks import OtherRanks
-from training.distributed.pipeline_cut import layers_of
 from training.distributed.tensor_parallel import padded, split, sum_gradients
 from training.model.loss import IGNORE
 

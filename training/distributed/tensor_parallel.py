@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from transformers import PreTrainedModel
 
 from infra.errors import Problem, StageError
-from training.config.families import split_problem
+from training.config.parallelism import split_problem
 from training.core import ranks
 from training.distributed.gradients import clip_by
 

@@ -27,7 +27,7 @@ from training.model.models import limit_length, load
 
 
 @dataclass(frozen=True)
-class Drawing:
+class CandidateSampling:
     """Options of sampling. temperature: 0 takes the likeliest token, so that one model has no two answers."""
 
     temperature: float = 0.7
@@ -59,7 +59,13 @@ def prompts_of_both_sides(root: Path) -> Sequence[str]:
 
 
 def write_export(
-    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, out: Path, run: Run, **noted: Any
+    models: Mapping[str, Path],
+    prompts: Sequence[str],
+    count: int,
+    drawing: CandidateSampling,
+    out: Path,
+    run: Run,
+    **noted: Any,
 ) -> Export:
     """Draw `answer_pairs` and write them with the page and the tasks to judge them by, see `evaluation.people`.
 
@@ -88,7 +94,7 @@ def _known_of(folder: Path) -> dict[str, str]:
 
 
 def answer_pairs(
-    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: Drawing, run: Run
+    models: Mapping[str, Path], prompts: Sequence[str], count: int, drawing: CandidateSampling, run: Run
 ) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return `count` of the given prompts, in an order that the seed decides, each with two (model, answer) that
     differ.
@@ -120,7 +126,9 @@ def answer_pairs(
     return found
 
 
-def _answers(folder: Path, prompts: Sequence[str], drawing: Drawing, seed: int, run: Run, name: str) -> list[str]:
+def _answers(
+    folder: Path, prompts: Sequence[str], drawing: CandidateSampling, seed: int, run: Run, name: str
+) -> list[str]:
     if not prompts:
         return []
     hardware = prepare(run.launch)

@@ -65,9 +65,11 @@ class VllmSampler:
         *,
         lora: LoraConfig | None = None,
         token_ids: Sequence[int] = (),
+        number: int | None = None,
     ) -> None:
         """policy: whole on rank 0. source: the folder with its tokenizer. longest: tokens of prompt and answer.
-        lora: the adapters of the policy, if it has any. token_ids: tokens whose rows learn next to them."""
+        lora: the adapters of the policy, if it has any. token_ids: tokens whose rows learn next to them. number: of one
+        of several servers (`launch.samplers.count`), each with its part of the GPUs."""
         if problems := [*sampler_problems(policy.config.model_type)]:
             raise StageError(*problems)
         self._policy = policy
@@ -76,8 +78,14 @@ class VllmSampler:
         self._config = config
         self._dtype = hardware.compute
         self._run = run
-        self._folder = run.work_dir / "vllm"
+        self._folder = run.work_dir / ("vllm" if number is None else f"vllm-{number}")
         self._server: Vllm | None = None
+        log = run.work_dir / (LOG if number is None else f"vllm-{number}.log")
+        machine = run.launch.vllm
+        if number is not None and machine.gpus:
+            gpus = machine.gpus.split(",")
+            each = len(gpus) // run.launch.samplers.count
+            machine = machine.model_copy(update={"gpus": ",".join(gpus[number * each : (number + 1) * each])})
 
         def start() -> None:
             self._write_weights()
@@ -90,12 +98,12 @@ class VllmSampler:
             if hardware.device.type == "cpu":
                 # vLLM 0.32 ends where a seeded prompt is read in parts: a CPU's generator cannot be set back.
                 given += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, _READ_AT_ONCE))]
-            run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {run.work_dir / LOG}")
+            run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {log}")
             began = time.monotonic()
             self._server = Vllm(
-                run.launch.vllm,
+                machine,
                 self._folder,
-                run.work_dir / LOG,
+                log,
                 given,
                 self._cache_bytes(longest),
                 lambda: run.cancelled,

@@ -60,13 +60,13 @@ class Experts(nn.ModuleList):
         # Experts would cast what they get; so it is sent in that type.
         device = tokens.device.type
         given = tokens.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else tokens
-        given = Rows.apply(given, order, inverse, chosen.shape[1])
+        given = RepeatRows.apply(given, order, inverse, chosen.shape[1])
         counts = torch.bincount(chosen.flatten(), minlength=len(self))
         if self.computed_by is None:
             made = outputs_of(self, given, counts, self.reaches_all)
         else:
             made = self.computed_by(self, given, counts)
-        made = Rows.apply(made, inverse, order, 1).unflatten(0, (-1, chosen.shape[1]))
+        made = RepeatRows.apply(made, inverse, order, 1).unflatten(0, (-1, chosen.shape[1]))
         return (made * weights.to(tokens.dtype)[..., None]).sum(1).to(tokens.dtype)
 
 
@@ -118,7 +118,7 @@ def order_of(keys: Tensor) -> tuple[Tensor, Tensor]:
     return order, inverse
 
 
-class Rows(torch.autograd.Function):
+class RepeatRows(torch.autograd.Function):
     """Repeat rows (N, D) k times (N·k, D), in the order `places` (N·k,), whose inverse is `inverse`. torch's own
     gradient sums rows in arbitrary order on a GPU, which is not reproducible to the bit."""
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import get_args
 
-from training.config.families import FAMILIES, Family, expert_ranks_problem, sequences_problem, split_problem
+from training.config.families import FAMILIES, Family
+from training.config.parallelism import expert_ranks_problem, passes, sequences_problem, split_problem
 from training.core.devices import DEVICES
-from training.distributed.pipeline_cut import passes
 from training.planner.architecture import of_parameters
 from training.planner.hardware.network import network_of
 from training.planner.memory import Memory, memory

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from training.distributed.pipeline_cut import layers_of
+from training.config.parallelism import layers_of
 from training.planner.architecture import Architecture
 
 

@@ -20,9 +20,9 @@ from training.config import (
     TrainerConfig,
 )
 from training.config.duration import parse_duration
+from training.config.parallelism import microbatch_of
 from training.config.trainer import KeepEvery
 from training.core.devices import DEVICES, GIB, Device
-from training.distributed.pipeline_cut import microbatch_of
 from training.planner.architecture import VOCABULARY, Architecture, of_shape, of_transformers
 from training.planner.hardware.kernels import KERNELS, fused_kernels
 from training.planner.hardware.network import network_of

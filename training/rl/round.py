@@ -3,7 +3,7 @@
     1. prompts     drawn from the training prompts, each of them once for every answer to it
     2. sample      an answer to each, from the policy at the start of the round (`training.generation`)
     3. score       a reward for each answer (`training.rl.rewards`)
-    4. look        log-probabilities of the answers' tokens under policy and reference, and the value function's values
+    4. logprobs    of the answers' tokens under policy and reference, and the value function's values
     5. advantages  by the algorithm: PPO, RLOO, GRPO, REINFORCE++ or RAFT (a file each in `training.rl.algorithms`)
     6. update      an optimizer step on each minibatch, `epochs` times over the round; its loss is the algorithm's
 
@@ -139,7 +139,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
         # 2. to 5. What is learnt from, or what a checkpoint within the round kept of it.
         if self._rows is None:
-            self._rows = self._received() if self._pool else self._experience(self._sample(prompts, seed), prompts)
+            self._rows = self._experience(prompts, seed)
         elif len(self._rows["ids"]) != config.learnt_answers:
             parts = []  # the training that this one continues had rounds of another size, and this was its last round
 
@@ -152,51 +152,16 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         self._round += 1
         self._rows = None
 
-    def _sample(self, prompts: Sequence[Prompt], seed: int) -> Completions:
-        """Return an answer of the current policy to each prompt.
-
-        A run that receives a stop request meanwhile stops after the first batch: its checkpoint holds these answers.
-        """
-        # 2. Sample, by our own sampler or by vLLM, once they have the trained weights.
-        self.times.begin()
-        self._refresh()
-        step = self._round * self._batches
-        if self._vllm is not None:
-            self._vllm.update(step)
-        return self.times.generate(lambda: self._generated(prompts, seed), step)
-
-    def _generated(self, prompts: Sequence[Prompt], seed: int) -> Completions:
-        """Return an answer to each prompt, by a sampler that has the policy of this round."""
-        ids = [prompt.ids for prompt in prompts]
-        if self._vllm is not None:
-            return self._vllm.sample(ids, seed)
-        policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
-        if self._episodes is not None:
-            return self._episodes.play(policy, prompts, seed, config.answers_per_prompt)
-        return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
-
-    def _received(self) -> dict[str, Tensor]:
-        """Return `_experience` of answers by other processes, once these have the trained weights."""
-        assert self._pool is not None
-        self._refresh()
-        self._pool.update(self._round)
-        parts = self._pool.take(self._round)
-        drawn = [questions(self._config, self._prompts, part.number) for part in parts]
-        prompts = [prompt for part in drawn for prompt in part.prompts]
-        written = joined(parts)
-        ended = torch.tensor([self._chat.has_ended(answer) for answer in written.ids])
-        logprobs = None if written.logprobs is None else [list(row) for row in written.logprobs]
-        answers = Completions([prompt.ids for prompt in prompts], [list(ids) for ids in written.ids], ended, logprobs)
-        return self._experience(answers, prompts, written.versions)
-
-    def _experience(
-        self, answers: Completions, prompts: Sequence[Prompt], versions: Sequence[Sequence[int]] | None = None
-    ) -> dict[str, Tensor]:
-        """Return all that the loss needs of the answers that are learnt from, by name, each (K, …).
-
-        versions: of the weights that wrote each token, where other processes did.
-        """
+    def _experience(self, prompts: Sequence[Prompt], seed: int) -> dict[str, Tensor]:
+        """Do steps 2 to 5: return all that the loss needs of the answers that are learnt from, by name, each (K, …)."""
         config, step = self._config, self._round * self._batches
+
+        # 2. Sample an answer to each prompt from the policy of this round. With `async` other processes have done so, a
+        # round ahead or more; `versions` are those of the weights that wrote each token.
+        if self._pool is None:
+            answers, versions = self._sampled(prompts, seed), None
+        else:
+            answers, prompts, versions = self._received(self._pool)
 
         # 3. Score: rewards (B,), of reward models, rules and functions. Groups of equal rewards make room for others.
         rewarded = self._rewards.of(answers, prompts)
@@ -206,8 +171,8 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
             metrics |= refilled
         batch = AnswerBatch.of(answers, self._chat.pad)
 
-        # 4. Look: log-probabilities, entropies and values (B, T) before the update. What vLLM reports is compared.
-        logprobs, reference, entropies, values = self._look(batch)
+        # 4. Log-probabilities, entropies and values (B, T) before the update. What vLLM reports is compared.
+        logprobs, reference, entropies, values = self._logprobs(batch)
         is_current = versions is None or all(version == self._round for row in versions for version in row)
         if self._vllm is not None and is_current:
             self._vllm.check(answers, logprobs, batch.mask, step)
@@ -254,6 +219,42 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         }
         return {name: value[kept] for name, value in columns.items()}
 
+    def _sampled(self, prompts: Sequence[Prompt], seed: int) -> Completions:
+        """Return an answer to each prompt, once our own sampler or vLLM has the trained weights.
+
+        A run that receives a stop request meanwhile stops after the first batch: its checkpoint holds these answers.
+        """
+        self.times.begin()
+        self._refresh()
+        step = self._round * self._batches
+        if self._vllm is not None:
+            self._vllm.update(step)
+        return self.times.generate(lambda: self._generated(prompts, seed), step)
+
+    def _generated(self, prompts: Sequence[Prompt], seed: int) -> Completions:
+        """Return an answer to each prompt, by a sampler that has the policy of this round."""
+        ids = [prompt.ids for prompt in prompts]
+        if self._vllm is not None:
+            return self._vllm.sample(ids, seed)
+        policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
+        if self._episodes is not None:
+            return self._episodes.play(policy, prompts, seed, config.answers_per_prompt)
+        return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
+
+    def _received(self, pool: SamplerPool) -> tuple[Completions, list[Prompt], Sequence[Sequence[int]]]:
+        """Return answers by other processes, once these have the trained weights: with their prompts, and for each
+        token the version of the weights that wrote it."""
+        self._refresh()
+        pool.update(self._round)
+        parts = pool.take(self._round)
+        drawn = [questions(self._config, self._prompts, part.number) for part in parts]
+        prompts = [prompt for part in drawn for prompt in part.prompts]
+        written = joined(parts)
+        ended = torch.tensor([self._chat.has_ended(answer) for answer in written.ids])
+        logprobs = None if written.logprobs is None else [list(row) for row in written.logprobs]
+        answers = Completions([prompt.ids for prompt in prompts], [list(ids) for ids in written.ids], ended, logprobs)
+        return answers, prompts, written.versions
+
     def _refilled(
         self, answers: Completions, prompts: Sequence[Prompt], scores: Tensor
     ) -> tuple[Completions, Tensor, dict[str, float]]:
@@ -281,7 +282,7 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         figures = {"rlhf/groups_left_out": float(left_out), "rlhf/groups_equal": float(remaining)}
         return answers, scores, figures
 
-    def _look(self, batch: AnswerBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _logprobs(self, batch: AnswerBatch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return log-probabilities under policy and reference, the policy's entropies, and values if any, each (B,
         T)."""
         pieces: list[tuple[Tensor, ...]] = []

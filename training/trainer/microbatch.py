@@ -21,10 +21,10 @@ from evaluation.generation.random_state import kept_random_state
 from infra.errors import StageError, stage_error
 from infra.io.json import read_own_json
 from infra.run import Run
+from training.config.parallelism import microbatch_of
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.core.train_state import Loader, Trainable
-from training.distributed.pipeline_cut import microbatch_of
 
 # Copies of a weight besides itself and its gradient: AdamW's two moments, and DDP's bucket.
 _ADAMW, _DDP = 2, 1
@@ -36,7 +36,7 @@ def choose(model: Trainable, loader: Loader, batch_size: int, hardware: Hardware
     On a CPU the microbatch is the whole batch, since running out of memory cannot be caught there. It never exceeds the
     limit that an earlier attempt at the same work recorded. If weights are sharded, or ranks share layers, sequences or
     experts, the trial uses the whole model, which is conservative; the result is 1 if that does not fit. In all other
-    cases StageError is raised if not even one example fits. In a pipeline training/distributed/pipeline_cut.py
+    cases StageError is raised if not even one example fits. In a pipeline training/config/parallelism.py
     determines the microbatch.
     """
     limit = min(batch_size, ranks.from_first(_limit(run.work_dir)) or batch_size)

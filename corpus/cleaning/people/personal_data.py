@@ -20,7 +20,7 @@ _KNOWN = tuple(
     for mark, pattern in (
         ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
         ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
-        ("gh", r"\bgh[pousr]_[A-Za-z0-9]{36,}"),
+        *((f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{36,}}") for kind in "pousr"),
         ("github_pat_", r"\bgithub_pat_\w{40,}"),
         ("glpat-", r"\bglpat-[A-Za-z0-9_-]{20,}"),
         ("hf_", r"\bhf_[A-Za-z0-9]{30,}"),
@@ -126,6 +126,12 @@ _IDENTIFIER = re.compile(
     re.IGNORECASE,
 )
 """Words and signs in front of the identifier of a thing: one in ten has Luhn's check digit by chance."""
+_AMONG_FIGURES = re.compile(
+    r"\b(?:meters?|matrix|matrices|rows?|columns?|readings?|sequences?|series|vectors?|coordinates|measure(?:d|ments?))\b"
+    r"[^.!?\n]*$",
+    re.IGNORECASE,
+)
+"""Words of a sentence whose numbers in groups of four are figures."""
 _GOES_ON = re.compile(r"[\w/]|\.[A-Za-z0-9]")
 # logo@2x.png is no address.
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
@@ -294,6 +300,7 @@ def _cards(text: str) -> Iterator[tuple[int, int]]:
             not _CARD_GROUPS.fullmatch(match.group())
             or _IDENTIFIER.search(text, max(line, start - _CONTEXT), start)
             or _GOES_ON.match(text, end)
+            or _AMONG_FIGURES.search(text, max(line, start - 5 * _CONTEXT), start)
         ):
             continue
         yield start, end

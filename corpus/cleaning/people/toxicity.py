@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from corpus.cleaning.config import ToxicityFilterConfig
-from corpus.cleaning.people.toxicity_scorers import ClassifierScorer, ProfanityScorer, Scorer
+from corpus.cleaning.people.toxicity_scorers import ClassifierScorer, ProfanityScorer, TextScorer
 from corpus.cleaning.rules import Broken, CleaningRule
 from corpus.documents.parts import Document
 
@@ -21,7 +21,7 @@ class Toxicity:
     def __init__(self, config: ToxicityFilterConfig) -> None:
         self.counts: Counter[str] = Counter()
         self._window = config.window_characters
-        self._scorer: Scorer = ClassifierScorer(config.model, config.label) if config.model else ProfanityScorer()
+        self._scorer: TextScorer = ClassifierScorer(config.model, config.label) if config.model else ProfanityScorer()
         self._rule = CleaningRule("toxicity.max_score", self._scorer.name, high=config.max_score)
         self.rules: Sequence[CleaningRule] = [self._rule]
 

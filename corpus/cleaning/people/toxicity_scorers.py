@@ -17,7 +17,7 @@ from corpus.model_folders.pretrained import load_pretrained_model, load_pretrain
 from infra.errors import stage_error
 
 
-class Scorer(Protocol):
+class TextScorer(Protocol):
     """Gives each text a toxicity between 0 and 1."""
 
     name: str

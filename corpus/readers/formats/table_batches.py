@@ -26,7 +26,7 @@ BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSource:
     """A table to read.
 
     fields: the dotted columns, the first of them the text; others may be missing. (): all columns, of any kind.
@@ -63,7 +63,7 @@ class Bad(NamedTuple):
     reason: str
 
 
-def read_table(table: Table) -> Iterator[Rows | Bad]:
+def read_table(table: TableSource) -> Iterator[Rows | Bad]:
     """The rows of a Parquet or Arrow file in order, bad ones too. Raises StageError: `missing_source`, `wrong_field`
     naming the existing columns, `corrupt_file`, `too_big`."""
     with _named_errors(table):
@@ -72,11 +72,11 @@ def read_table(table: Table) -> Iterator[Rows | Bad]:
 
 def row_group_bytes(source: Place) -> list[int]:
     """The size of each row group of a Parquet file before compression. Raises StageError as `read_table` does."""
-    with _named_errors(Table("parquet", source, (), "", 0)), _parquet_file(source) as file:
+    with _named_errors(TableSource("parquet", source, (), "", 0)), _parquet_file(source) as file:
         return [file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups)]
 
 
-def _parquet(table: Table) -> Iterator[Rows | Bad]:
+def _parquet(table: TableSource) -> Iterator[Rows | Bad]:
     with _parquet_file(table.file) as file:
         columns = _columns(file.schema_arrow, table)
         sizes = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
@@ -99,7 +99,7 @@ def _parquet(table: Table) -> Iterator[Rows | Bad]:
 
 
 def _row_by_row(
-    table: Table, columns: list[str], group: int, next_row: int, row: int, end: int
+    table: TableSource, columns: list[str], group: int, next_row: int, row: int, end: int
 ) -> Iterator[Rows | Bad]:
     """Yield rows `row` to `end` (excluded) of a row group whose first row is `next_row`.
 
@@ -114,7 +114,7 @@ def _row_by_row(
         yield Bad(lost + 1, too_long(table.max_bytes, "this row, or one before it in its row group,"))
 
 
-def _arrow(table: Table) -> Iterator[Rows | Bad]:
+def _arrow(table: TableSource) -> Iterator[Rows | Bad]:
     row = 0
     with _bytes_of(table.file) as file:
         is_file = file.read(6) == b"ARROW1"
@@ -139,7 +139,7 @@ def _arrow(table: Table) -> Iterator[Rows | Bad]:
         yield Bad(0, EMPTY)
 
 
-def _sound(batch: Any, row: int, table: Table) -> Iterator[Rows | Bad]:
+def _sound(batch: Any, row: int, table: TableSource) -> Iterator[Rows | Bad]:
     """A batch in parts that are valid through and through and hold no more than BATCH_BYTES or one row."""
     try:
         batch.validate(full=True)
@@ -194,7 +194,7 @@ def _packed(batch: Any) -> Any:
     return sink.getvalue()
 
 
-def _columns(schema: Any, table: Table) -> list[str]:
+def _columns(schema: Any, table: TableSource) -> list[str]:
     """Return the fields that are columns. Raises StageError: `wrong_field` if the first is none, or holds no text;
     `corrupt_file` for one that occurs twice."""
     for field in table.fields or schema.names:
@@ -263,7 +263,7 @@ def _parquet_file(source: Place) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _named_errors(table: Table) -> Iterator[None]:
+def _named_errors(table: TableSource) -> Iterator[None]:
     try:
         yield
     except StageError:

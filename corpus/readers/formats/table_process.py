@@ -21,7 +21,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from corpus.documents.quarantine import Rejected
-from corpus.readers.formats.table_batches import Bad, Rows, Table, read_table, row_group_bytes
+from corpus.readers.formats.table_batches import Bad, Rows, TableSource, read_table, row_group_bytes
 from corpus.readers.record import Record
 from infra.errors import StageError, stage_error
 from infra.io.sources import Place
@@ -32,7 +32,7 @@ form."""
 _LENGTH = struct.Struct("<q")
 
 
-def read_rows(table: Table) -> Iterator[Record | Rejected]:
+def read_rows(table: TableSource) -> Iterator[Record | Rejected]:
     """The rows of a Parquet or Arrow file; those of which no Python values can be made are put aside.
 
     Raises StageError: `missing_source`, `corrupt_file`, `too_big`, `wrong_field` naming the existing columns.
@@ -60,7 +60,7 @@ def _value_of(batch: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def table_rows(table: Table) -> Iterator[Rows | Bad]:
+def table_rows(table: TableSource) -> Iterator[Rows | Bad]:
     """The rows of a file as `read_table` gives them, out of the other process, as record batches.
 
     Raises StageError: what `read_table` raises; `corrupt_file` where that process dies of the file, `killed` where

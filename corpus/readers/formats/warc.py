@@ -33,7 +33,7 @@ class TornArchive(Exception):
 
 
 @dataclass
-class Record:
+class WarcRecord:
     """One record of an archive, to be read before the next one is asked for.
 
     number: its place in the archive, from 1.
@@ -58,9 +58,9 @@ class Record:
     status: int = 200
 
 
-def records_of(archive: io.BufferedReader) -> Iterator[Record]:
+def records_of(archive: io.BufferedReader) -> Iterator[WarcRecord]:
     """All records, those without text too. Raises TornArchive."""
-    stream = _Counted(archive)
+    stream = _CountedStream(archive)
     number, line = 0, b""
     while True:
         while not line.strip():
@@ -73,14 +73,14 @@ def records_of(archive: io.BufferedReader) -> Iterator[Record]:
             raise TornArchive(number)
         if not line.startswith(MAGIC):
             skipped, line = _next_record(stream, line)
-            yield Record(number, f"no WARC header: {skipped:,} bytes that belong to no record", offset=offset)
+            yield WarcRecord(number, f"no WARC header: {skipped:,} bytes that belong to no record", offset=offset)
             continue
         head, headers = _headers(stream, line, number)
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdecimal() and len(length) < 20):
             message = f"Content-Length is {length[:40]!r}" if length else "there is no Content-Length"
             _, line = _next_record(stream, b"")
-            yield Record(number, f"no valid WARC header: {message}; its content is passed over", offset=offset)
+            yield WarcRecord(number, f"no valid WARC header: {message}; its content is passed over", offset=offset)
             continue
         block = _Block(stream, head, int(length), number)
         if b"\r" not in head and (content := _converted_content(stream, int(length))) is not None:
@@ -89,14 +89,14 @@ def records_of(archive: io.BufferedReader) -> Iterator[Record]:
         if record_type in KINDS:
             yield replace(_read(number, headers, block), offset=offset, type=record_type)
         elif not record_type:
-            yield Record(number, "no valid WARC header: there is no WARC-Type", offset=offset)
+            yield WarcRecord(number, "no valid WARC header: there is no WARC-Type", offset=offset)
         else:
-            yield Record(number, offset=offset, type=record_type)
+            yield WarcRecord(number, offset=offset, type=record_type)
         block.skip()
         line = b""
 
 
-class _Counted:
+class _CountedStream:
     """A stream that counts what is read of it: of a decompressed one, nothing else knows the offset."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
@@ -124,7 +124,7 @@ class _Counted:
         self.bytes_read -= len(data)
 
 
-def _headers(stream: _Counted, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
+def _headers(stream: _CountedStream, line: bytes, number: int) -> tuple[bytes, dict[str, str]]:
     """The whole header with its blank line, and its fields by name in small letters; the first of each counts."""
     lines, size = [line], len(line)
     while lines[-1].strip():
@@ -141,7 +141,7 @@ def _headers(stream: _Counted, line: bytes, number: int) -> tuple[bytes, dict[st
     return b"".join(lines), fields
 
 
-def _next_record(stream: _Counted, line: bytes) -> tuple[int, bytes]:
+def _next_record(stream: _CountedStream, line: bytes) -> tuple[int, bytes]:
     """Go on to the next line that opens a record: how many bytes lie before it, and that line; b"" at the end."""
     skipped = len(line)
     while line := stream.readline(READ_BYTES):
@@ -151,7 +151,7 @@ def _next_record(stream: _Counted, line: bytes) -> tuple[int, bytes]:
     return skipped, b""
 
 
-def _converted_content(stream: _Counted, length: int) -> bytes | None:
+def _converted_content(stream: _CountedStream, length: int) -> bytes | None:
     """The content of a record whose line ends were converted to LF, so that it is shorter than declared; None, with
     nothing read, where the length is right."""
     if length > CONVERTED_BYTES:
@@ -172,7 +172,7 @@ def _converted_content(stream: _Counted, length: int) -> bytes | None:
 class _Block:
     """Header and content of one record as a stream that ends with it."""
 
-    def __init__(self, stream: _Counted | io.BytesIO, head: bytes, length: int, number: int) -> None:
+    def __init__(self, stream: _CountedStream | io.BytesIO, head: bytes, length: int, number: int) -> None:
         self.length = length
         self._stream = stream
         self._number = number
@@ -207,19 +207,19 @@ class _Block:
                 raise TornArchive(self._number)
 
 
-def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
+def _read(number: int, headers: dict[str, str], block: _Block) -> WarcRecord:
     from warcio.recordloader import ArcWarcRecordLoader
 
     if headers["warc-type"] == "response" and not headers.get("warc-target-uri"):
-        return Record(number, "no valid WARC header: there is no WARC-Target-URI")
+        return WarcRecord(number, "no valid WARC header: there is no WARC-Target-URI")
     try:
         loaded = ArcWarcRecordLoader(verify_http=False).parse_record_stream(block, known_format="warc")
         kind, charset = _content_type(loaded)
         url, date = (loaded.rec_headers.get_header(f"WARC-{name}") or "" for name in ("Target-URI", "Date"))
     except Unreadable as error:
-        return Record(number, str(error))
+        return WarcRecord(number, str(error))
     except Exception as error:  # half a header gives errors of many kinds
-        return Record(number, f"no valid headers: {type(error).__name__}: {error}")
+        return WarcRecord(number, f"no valid headers: {type(error).__name__}: {error}")
     block.header_room = None
 
     def content(limit: int) -> bytes:
@@ -228,7 +228,7 @@ def _read(number: int, headers: dict[str, str], block: _Block) -> Record:
         return body
 
     code = loaded.http_headers.get_statuscode() if loaded.http_headers else ""
-    return Record(number, "", kind, charset, url, date, content, status=int(code) if code.isdecimal() else 200)
+    return WarcRecord(number, "", kind, charset, url, date, content, status=int(code) if code.isdecimal() else 200)
 
 
 def _content_type(loaded: Any) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Literal
 from corpus.documents.quarantine import EMPTY, Rejected
 from corpus.readers.encodings import decode, no_text, web_name
 from corpus.readers.formats.formulas import with_formulas
-from corpus.readers.formats.warc import MAGIC, Record, TornArchive, records_of
+from corpus.readers.formats.warc import MAGIC, TornArchive, WarcRecord, records_of
 from corpus.readers.record import Text, Unreadable, too_long
 from corpus.readers.unread import MAGIC_BYTES, named_by_magic, refuse_by_magic
 from infra.errors import stage_error
@@ -84,7 +84,7 @@ def read_warc(
         yield Rejected(str(file), number, reason)
 
 
-def _text_of(record: Record, file: Place, encoding: str, max_bytes: int) -> Text | Rejected:
+def _text_of(record: WarcRecord, file: Place, encoding: str, max_bytes: int) -> Text | Rejected:
     metadata = {"url": record.url, "date": record.date, "content_type": record.kind}
     make = _page if record.kind in PAGES else _plain
     try:

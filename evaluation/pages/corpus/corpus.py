@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.results.artifacts import Artifact, read_artifacts
+from evaluation.results.stage_order import DOCUMENTS
 
-CHAIN = ("ingest", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "decontaminate", "mix")
 WORDS = {
     "ingest": "read",
     "clean": "after cleaning",
@@ -36,7 +36,7 @@ class Corpus:
     @cached_property
     def chain(self) -> list[str]:
         """Stages that produce documents, in order."""
-        return [id for id in CHAIN if id in self.artifacts]
+        return [id for id in DOCUMENTS if id in self.artifacts]
 
     def sources(self, id: str) -> dict[str, dict[str, Any]]:
         """Return the records of each source in a stage's artifact: licence, language, weight, documents, bytes."""

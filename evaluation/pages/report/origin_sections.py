@@ -10,12 +10,9 @@ from evaluation.pages.words import (
     size,
 )
 from evaluation.results.pipeline import PipelineResults
+from evaluation.results.stage_order import DOCUMENTS, PAIRS
 
-DATA_STAGES = (
-    *("ingest", "clean", "dedupe", "semantic_dedupe", "classify", "generate", "decontaminate", "mix", "tokenizer"),
-    *("shard", "instructions", "generate_instructions", "preferences"),
-)
-
+DATA_STAGES = (*DOCUMENTS, "tokenizer", "shard", *PAIRS)
 DATA_KINDS = ("documents", "tokenizer", "shards", "instructions", "preferences")
 
 

@@ -1,13 +1,14 @@
 """Checks of the work that several ranks share: batches, layers, sequences, experts, precisions and optimizers.
 
-The config shows all of these for models that are trained from scratch. A loaded model is checked by the same rules
-(`training.config.families`, `training.distributed.pipeline_cut`) when its training begins.
+The rules are in `training.config.parallelism`. A config shows all that they need for a model that is trained from
+scratch; a loaded model is checked by the same rules when its training begins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from corpus.config import ShardConfig
 from flows.config.pipeline_config import Graph
@@ -15,8 +16,7 @@ from infra.errors import Problem
 from infra.launch.config import LaunchConfig
 from tasks.stage import Node
 from training.config import LoraConfig, PretrainConfig, TrainerConfig
-from training.config.families import expert_ranks_problem, float8_problem, sequences_problem, split_problem
-from training.distributed.pipeline_cut import pipeline_problem
+from training.config.parallelism import LayerSizes, SharedTraining, layout_problems
 from training.planner.stages import of_model
 
 
@@ -30,14 +30,10 @@ def rank_problems(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
     problems: list[Problem] = []
     if launch.ranks > 1:
         problems += _uneven_batches(launch, nodes, training)
-    if launch.tensor_parallel > 1:
-        problems += _unsplittable(launch, nodes, training)
-    problems += _unshareable(launch, nodes, training)
-    if launch.pipeline_parallel > 1:
-        problems += _no_pipelines(launch, nodes, training)
-    problems += _no_experts(launch, nodes, training)
-    if launch.precision == "fp8":
-        problems += _no_float8(nodes, training)
+    if max(launch.expert_parallel, *launch.shares_of_examples) > 1 or launch.precision == "fp8":
+        for node in map(nodes.__getitem__, training):
+            if isinstance(section := node.config, PretrainConfig):
+                problems += layout_problems(launch, _shared(launch, nodes, node.inputs, section))
     return list(dict.fromkeys(problems))  # several pretrainings may have the same fault
 
 
@@ -93,100 +89,22 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
             yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
 
 
-def _pretrainings(
-    nodes: Graph, training: Sequence[str], *, fresh_alone: bool = True
-) -> Iterator[tuple[Mapping[str, str], PretrainConfig]]:
-    """Inputs and section of each pretraining.
+def _shared(launch: LaunchConfig, nodes: Graph, inputs: Mapping[str, str], section: PretrainConfig) -> SharedTraining:
+    """Facts that a config shows of a pretraining whose work ranks share."""
+    # The batch, in sequences of the shards.
+    shards = nodes.get(inputs.get("shards", ""))
+    length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
+    smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
+    pipelines = launch.ranks // math.prod(launch.shares_of_examples)
+    shared = SharedTraining(
+        section.objective, length=length, sequences=smallest // length // pipelines if length else None
+    )
 
-    Args:
-        fresh_alone: only those whose model the config gives; a loaded model is checked when the training begins.
-    """
-    for node in map(nodes.__getitem__, training):
-        if isinstance(section := node.config, PretrainConfig) and not (fresh_alone and "model" in node.inputs):
-            yield node.inputs, section
-
-
-def _unsplittable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Reasons why ranks cannot share the layers of models that are pretrained. A vocabulary that is not known yet is
-    checked when the training begins."""
-    count = launch.tensor_parallel
-    shards = launch.ranks // count if launch.shards_weights else 1
-    if launch.sharding == "hsdp":
-        shards = launch.shard_ranks or max(1, launch.processes // count)
-    for _, section in _pretrainings(nodes, training):
-        if (sizes := of_model(section.model, None)) is None:
-            continue
-        wrong = split_problem(
-            section.model.architecture(),
-            count,
-            shards,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_width=sizes.head_width,
-            mlp_width=sizes.mlp_width,
-            vocabulary=None,
-        )
-        if wrong:
-            yield wrong
-
-
-def _unshareable(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Reasons why ranks cannot share the sequences of pretrainings. The family of a loaded model is checked when the
-    training begins."""
-    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
-        shards = nodes.get(inputs.get("shards", ""))
-        length = shards.config.sequence_length if shards and isinstance(shards.config, ShardConfig) else None
-        fresh = "model" not in inputs
-        wrong = sequences_problem(
-            launch.context_parallel,
-            section.model.architecture() if fresh else None,
-            section.objective,
-            length,
-            section.model.transformers or {} if fresh else {},
-            launch.tensor_parallel,
-        )
-        if wrong:
-            yield wrong
-
-
-def _no_pipelines(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Reasons why ranks cannot be pipelines in pretrainings; a loaded model is checked when the training begins."""
-    for inputs, section in _pretrainings(nodes, training, fresh_alone=False):
-        fresh = "model" not in inputs
-        sizes = of_model(section.model, None) if fresh else None
-        shards = nodes.get(inputs.get("shards", ""))
-        sequences = None
-        if shards and isinstance(shards.config, ShardConfig):
-            smallest = section.batch_warmup.first_tokens if section.batch_warmup else section.global_batch_tokens
-            pipelines = launch.ranks // math.prod(launch.shares_of_examples)
-            sequences = smallest // shards.config.sequence_length // pipelines
-        wrong = pipeline_problem(
-            launch.pipeline_parallel,
-            launch.pipeline_pieces,
-            model_type=section.model.architecture() if fresh else None,
-            layers=sizes.layers if sizes else None,
-            sequences=sequences,
-            microbatch=None if launch.microbatch == "auto" else launch.microbatch,
-        )
-        if wrong:
-            yield wrong
-
-
-def _no_experts(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why ranks cannot share the experts of pretrainings."""
-    for _, section in _pretrainings(nodes, training):
-        wrong = expert_ranks_problem(
-            launch.expert_parallel,
-            section.model.architecture(),
-            section.model.transformers or {},
-            launch.shares_of_examples,
-        )
-        if wrong:
-            yield wrong
-
-
-def _no_float8(nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Why models cannot be pretrained in 8 bits."""
-    for _, section in _pretrainings(nodes, training):
-        if wrong := float8_problem(section.model.architecture()):
-            yield wrong
+    # The model, unless another step makes it.
+    if "model" in inputs:
+        return shared
+    shared = replace(shared, model_type=section.model.architecture(), values=section.model.transformers or {})
+    if (arch := of_model(section.model, None)) is None:
+        return shared
+    sizes = LayerSizes(arch.heads, arch.kv_heads, arch.head_width, arch.mlp_width)
+    return replace(shared, layers=arch.layers, sizes=sizes)

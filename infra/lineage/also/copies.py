@@ -53,7 +53,7 @@ class Copies:
     def __init__(self, root: Path, ledger: Ledger) -> None:
         self._root = root
         self._ledger = ledger
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _TrackerThread] = {}
 
     def delivered(self, message: Message) -> None:
         """Copy a message that MLflow has got."""
@@ -85,7 +85,7 @@ class Copies:
             if run is None or not lineage:
                 return
             for name in lineage["also"]:
-                worker = self._workers.get(name) or self._workers.setdefault(name, _Worker(name, self._root))
+                worker = self._workers.get(name) or self._workers.setdefault(name, _TrackerThread(name, self._root))
                 worker.put(_build_of(run, lineage["offline"]), action, ends)
         except Exception as error:
             log.warning("no copy of build %s for other trackers: %s", build_id, error)
@@ -112,7 +112,7 @@ def _end_of(message: StageFinished) -> End:
     return End(message.status, message.figures, message.headline or message.error, links, message.time)
 
 
-class _Worker:
+class _TrackerThread:
     """The thread of one tracker."""
 
     def __init__(self, name: str, root: Path) -> None:

@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Iterator
 
-from corpus.readers.formats.table_batches import Bad, Rows, Table, read_table
+from corpus.readers.formats.table_batches import Bad, Rows, TableSource, read_table
 
 
-def crash_after_reading(table: Table) -> Iterator[Rows | Bad]:
+def crash_after_reading(table: TableSource) -> Iterator[Rows | Bad]:
     """Reads all of a table, and then dies of it if it is named b.arrow."""
     yield from read_table(table)
     if table.file.name == "b.arrow":

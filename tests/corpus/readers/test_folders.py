@@ -28,6 +28,7 @@ def read_of(folder: Path | str, **keys: str) -> list[str]:
     [
         "_SUCCESS", ".part-0.crc", ".DS_Store", "._a.jsonl", "a.jsonl~", ".a.jsonl.swp", "Thumbs.db", ".gitattributes",
         ".cache/huggingface/download/a.jsonl.metadata", "__MACOSX/a.jsonl", "README.md", "b.jsonl.incomplete",
+        "__pycache__/a.pyc", "@eaDir/a.jsonl", "$RECYCLE.BIN/a.jsonl", "~$letter.docx", "a.jsonl.bak", "a.jsonl.lock",
         "LICENSE", "NOTICE.txt", "CITATION.cff", "dataset_infos.json", "SHA256SUMS", "a.jsonl.md5",
     ],
 )  # fmt: skip
@@ -77,6 +78,8 @@ def test_a_folder_of_side_files_alone_is_refused_before_a_run(write: Callable[..
         (["news.jsonl", "holdout.jsonl", "eval.jsonl", "dev.csv"], ["news.jsonl"]),
         (["trainset.jsonl", "held_out.jsonl", "DevSet.jsonl"], ["trainset.jsonl"]),
         (["Train.csv", "Test.csv"], ["Train.csv"]),
+        (["split=train/a.parquet", "split=test/b.parquet"], ["a.parquet"]),
+        (["wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"], ["wiki.train.tokens"]),
     ],
 )  # fmt: skip
 def test_a_test_split_is_left_out_unless_all_splits_are_asked_for(

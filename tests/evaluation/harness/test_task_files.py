@@ -112,13 +112,14 @@ def test_a_benchmark_is_read_from_every_format(written: Callable[[Path], Path], 
     assert row_item(task, 0, DATES[0]).texts
 
 
-def test_an_empty_choice_is_refused_by_line(tmp_path: Path) -> None:
-    path = lines(tmp_path / "q.jsonl", [{"query": "Why?", "choices": ["yes", ""], "gold": 0}])
+@pytest.mark.parametrize("choice", ["", "  "])
+def test_an_empty_choice_is_refused_by_line(choice: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "q.jsonl", [{"query": "Why?", "choices": ["yes", choice], "gold": 0}])
     with pytest.raises(StageError, match=r"q\.jsonl:1: expected `choices`, a list of strings that are not empty"):
         check_rows(BenchmarkTask(name="q", kind="multiple_choice", path=str(path)))
 
 
-@pytest.mark.parametrize(("gold", "shown"), [(1.0, "1.0"), ("1", '"1"'), (None, "null")])
+@pytest.mark.parametrize(("gold", "shown"), [(1.0, "1.0"), ("1", '"1"'), (None, "null"), (True, "true")])
 def test_an_answer_that_is_no_whole_number_is_shown(gold: object, shown: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "q.jsonl", [{"query": "Why?", "choices": ["yes", "no"], "gold": gold}])
     with pytest.raises(StageError, match=rf"a whole number from 0 to 1 \(found {shown}\)"):
@@ -150,6 +151,18 @@ def test_a_template_that_fails_is_named_with_its_item(
     with pytest.raises(StageError, match=message.replace("{}", FAILS)) as raised:
         loaded(task, tmp_path)
     assert raised.value.problems[0].code == "bad_task"
+
+
+@pytest.mark.parametrize("key", ["question", "answer"])
+def test_a_null_is_neither_asked_nor_expected_as_the_word_none(key: str, tmp_path: Path) -> None:
+    row = {"question": "Which?", "answer": "This.", key: None}
+    lines(tmp_path / "rows.jsonl", [{**row, key: "None"}, row])
+    template = TASK.format(text='"{{question}}"', choice="", target='"{{answer}}"')
+    generated = template.replace("doc_to_choice: \n", "").replace("multiple_choice", "generate_until")
+    (tmp_path / "mine.yaml").write_text(generated.replace("acc", "exact_match"))
+    task = BenchmarkTask(name="mine", kind="lm_eval", path=str(tmp_path / "mine.yaml"))
+    with pytest.raises(StageError, match=f"{FAILS} item 2 .*expected a text, found null"):
+        loaded(task, tmp_path)
 
 
 def test_quotes_in_a_list_of_choices_are_no_fault(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
 from corpus.config import IngestConfig
+from flows.config import graph as graph_module
+from flows.config.pipeline_config import Graph, PipelineConfig
 from flows.config.read import dump, load, parse, set_value
 from flows.config.schema import schema
 from infra.errors import ConfigError
@@ -50,6 +53,28 @@ def test_every_mistake_is_reported_at_once(run: Callable[..., Answer], tmp_path:
     assert "learning_rate" in errors["sft.optimizer.learning_rte"]["fix"]
     assert "'auto', 'cpu' or 'gpu'" in errors["launch.device"]["message"]
     assert not (tmp_path / "store").exists()
+
+
+def test_a_config_is_validated_once_and_its_graph_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    build, validate = graph_module._build, PipelineConfig.model_validate
+
+    def counted_build(config: PipelineConfig) -> Graph:
+        calls.append("build")
+        return build(config)
+
+    def counted_validate(*values: Any, **options: Any) -> PipelineConfig:
+        calls.append("validate")
+        return validate(*values, **options)
+
+    monkeypatch.setattr(graph_module, "_build", counted_build)
+    monkeypatch.setattr(PipelineConfig, "model_validate", counted_validate)
+    config = load(
+        write_config(tmp_path / "pipeline.yaml", {"name": "once", "ingest": {"read": [{"kind": "docstrings"}]}})
+    )
+    # As the command does to choose stages, and the flow to run them.
+    nodes = [*graph_module.graph(config), *graph_module.graph(config, "stemma run pipeline.yaml")]
+    assert nodes == ["ingest", "ingest"] and calls == ["validate", "build"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.drill.layer import BROKEN, FULL, READ_ONLY, Layer, missing
+from flows.drill.layer import BROKEN, FULL, READ_ONLY, FaultLayer, missing
 from flows.drill.power import lose_power, notes_of
 from tasks.processes import exits
 from tasks.processes.exits import NO_ROOM
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 @pytest.fixture
-def layer(tmp_path: Path) -> Layer:
+def layer(tmp_path: Path) -> FaultLayer:
     (tmp_path / "store").mkdir()
-    return Layer(tmp_path / "layer", tmp_path / "store")
+    return FaultLayer(tmp_path / "layer", tmp_path / "store")
 
 
-def run(layer: Layer, program: str) -> str:
+def run(layer: FaultLayer, program: str) -> str:
     """Return the output of a program that works in the folder, under the layer."""
     env = {**os.environ, **layer.variables}
     done = subprocess.run(
@@ -48,7 +48,9 @@ for action in (lambda: open("new", "w"), lambda: open("old", "a").write("x"), la
 
 
 @pytest.mark.parametrize(("error", "reads"), [(FULL, False), (READ_ONLY, False), (BROKEN, True)])
-def test_a_disk_fails_below_the_folder_and_nowhere_else(layer: Layer, error: int, reads: bool, tmp_path: Path) -> None:
+def test_a_disk_fails_below_the_folder_and_nowhere_else(
+    layer: FaultLayer, error: int, reads: bool, tmp_path: Path
+) -> None:
     (layer.folder / "old").write_text("old")
     layer.order(error, reads=reads)
     # A full disk has room for another name.
@@ -65,7 +67,7 @@ def test_a_disk_fails_below_the_folder_and_nowhere_else(layer: Layer, error: int
     assert run(layer, WRITES).split()[0] == "0"
 
 
-def test_the_clock_jumps_and_the_network_is_cut(layer: Layer) -> None:
+def test_the_clock_jumps_and_the_network_is_cut(layer: FaultLayer) -> None:
     program = """
 import socket, time
 server = socket.create_server(("127.0.0.1", 0))
@@ -104,7 +106,7 @@ os.mkdir("folder")
 BEFORE = {"changed": "abcd", "longer": "old", "emptied": "full", "removed": "there"}
 
 
-def after_power_loss(layer: Layer, seed: int) -> dict[str, str]:
+def after_power_loss(layer: FaultLayer, seed: int) -> dict[str, str]:
     for path in layer.folder.iterdir():
         path.rmdir() if path.is_dir() else path.unlink()
     for name, text in BEFORE.items():
@@ -117,7 +119,7 @@ def after_power_loss(layer: Layer, seed: int) -> dict[str, str]:
     return {path.name: path.read_text() if path.is_file() else "a folder" for path in layer.folder.iterdir()}
 
 
-def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -> None:
+def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: FaultLayer) -> None:
     left = [after_power_loss(layer, seed) for seed in range(12)]
     assert all(contents["synced"] == contents["last"] == "kept" for contents in left)
     # Bytes: each file has its old content or its new one, and both happen.
@@ -137,7 +139,7 @@ def test_a_power_loss_takes_what_was_not_synced_and_nothing_else(layer: Layer) -
     }
 
 
-def in_two_parts(layer: Layer, first: str, second: str, error: int) -> list[str]:
+def in_two_parts(layer: FaultLayer, first: str, second: str, error: int) -> list[str]:
     """Return the outputs of the two parts of a program, while the disk fails, and after that."""
     program = f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n{first}\nsys.stdin.readline()\n{second}\n"
     env = {**os.environ, **layer.variables}
@@ -156,7 +158,7 @@ def in_two_parts(layer: Layer, first: str, second: str, error: int) -> list[str]
         return [during.strip(), process.stdout.read().strip()]
 
 
-def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
+def test_a_follower_reads_on_when_the_disk_works_again(layer: FaultLayer) -> None:
     """A run whose disk failed for a moment was not shown any more, and its follower printed a traceback."""
     (layer.folder / "journal").write_text("one\ntwo\n")
     begin = (
@@ -167,7 +169,7 @@ def test_a_follower_reads_on_when_the_disk_works_again(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
-def test_a_run_whose_journal_cannot_be_written_still_knows_how_it_ended(layer: Layer, error: int) -> None:
+def test_a_run_whose_journal_cannot_be_written_still_knows_how_it_ended(layer: FaultLayer, error: int) -> None:
     """A disk that failed or became read-only ended a run without a result, and without the reason; and the command,
     which reads it with another journal than the run's, reported the run as lost."""
     begin = """
@@ -190,7 +192,7 @@ print(journal.read()[-1]["status"])
 
 
 @pytest.mark.parametrize(("error", "code"), [(FULL, NO_ROOM), (READ_ONLY, exits.READ_ONLY), (BROKEN, exits.BROKEN)])
-def test_a_stage_that_cannot_write_its_outcome_names_the_disk(layer: Layer, error: int, code: int) -> None:
+def test_a_stage_that_cannot_write_its_outcome_names_the_disk(layer: FaultLayer, error: int, code: int) -> None:
     """A disk that became read-only, or failed, while a stage worked was reported as a crash of the stage."""
     begin = """
 from pathlib import Path
@@ -205,7 +207,7 @@ print(flush=True)
 
 
 @pytest.mark.parametrize("error", [FULL, READ_ONLY, BROKEN])
-def test_a_message_to_lineage_that_cannot_be_written_ends_no_run(layer: Layer, error: int) -> None:
+def test_a_message_to_lineage_that_cannot_be_written_ends_no_run(layer: FaultLayer, error: int) -> None:
     """A disk that became read-only ended a run as lost, when it recorded for MLflow how it had ended."""
     begin = """
 from pathlib import Path

@@ -19,6 +19,7 @@ from infra.lineage.messages import (
     PipelineStarted,
     PromoteModel,
     RegisterModel,
+    RunForgotten,
     StageFinished,
 )
 from infra.lineage.registry import artifact_folder
@@ -56,6 +57,21 @@ def runs(client: MlflowClient) -> dict[str, Run]:
     experiment = client.get_experiment_by_name("quickstart")
     assert experiment is not None
     return {run.data.tags["stemma.build_id"]: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def test_a_run_that_is_forgotten_is_gone_with_its_children(story, delivery, client, ledger, root: Path) -> None:
+    other = PipelineStarted("q", "quickstart", 1_790_000_100.0)
+    deliver(delivery, [*story.beginning(), *story.ending(), other])
+    folders = [artifact_folder(root, run.info.artifact_uri) for run in runs(client).values()]
+    assert any(folder.exists() for folder in folders)
+    deliver(delivery, [RunForgotten("p"), RunForgotten("p"), RunForgotten("unknown")])
+    assert set(runs(client)) == {"q"}
+    with closing(sqlite3.connect(root / "mlflow" / "mlflow.db")) as connection:
+        for table in ("metrics", "latest_metrics", "params"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (1,), "not only hidden"
+    assert not any(folder.exists() for folder in folders)
+    assert not ledger.rows("p") and ledger.run("s") is None and ledger.run("q") is not None
 
 
 def test_a_pipeline_run_becomes_a_parent_with_a_child_for_each_build(story, delivery, client) -> None:

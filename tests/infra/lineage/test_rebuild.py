@@ -14,11 +14,11 @@ from infra.lineage.relay_lock import RelayLock
 from infra.lineage.tracking import database_uri
 from infra.servers.environment import server_environ
 from infra.store.layout import Layout
-from infra.store.manifest import File, Input, Manifest, SourceRecord
+from infra.store.manifest import File, InputArtifact, Manifest, SourceRecord
 
 
 def write_artifact(
-    root: Path, stage: str, fingerprint: str, envelope: str, inputs: dict[str, Input], **more
+    root: Path, stage: str, fingerprint: str, envelope: str, inputs: dict[str, InputArtifact], **more
 ) -> Manifest:
     folder = root / stage / fingerprint
     (folder / "aux").mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.servers.prefect import polls
-from infra.servers.prefect.intervals import INTERVALS, intervals
+from infra.servers.prefect.intervals import INTERVALS, intervals, retention
 from infra.servers.prefect.polls import HeldPolls, makes_due
 
 POLL = "/api/work_pools/stemma/get_scheduled_flow_runs"
@@ -129,3 +129,12 @@ def test_intervals_are_those_of_the_installed_prefect(monkeypatch: pytest.Monkey
     changed = Settings()
     assert read(changed) == [row.seconds for row in INTERVALS]
     assert changed.server.events.proactive_granularity.total_seconds() == 20
+
+    vacuum = changed.server.services.db_vacuum
+    assert vacuum.enabled_vacuum_types == {"events"}
+    for name, value in retention(3).items():
+        monkeypatch.setenv(name, value)
+    changed = Settings()
+    vacuum = changed.server.services.db_vacuum
+    assert vacuum.enabled_vacuum_types == {"events", "flow_runs"}
+    assert vacuum.retention_period.days == changed.server.events.retention_period.days == 3

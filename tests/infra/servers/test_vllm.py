@@ -52,6 +52,12 @@ def _noted(tmp_path: Path) -> tuple[int, list[str], dict[str, str]]:
     return pid, arguments, environment
 
 
+def _has_noted(tmp_path: Path) -> bool:
+    """True once the program has written all of its note."""
+    note = tmp_path / "noted"
+    return note.exists() and note.read_text().endswith("]")
+
+
 def _start(program: str, folder: Path, **settings: object) -> StageError:
     with pytest.raises(StageError) as raised:
         Vllm(
@@ -86,7 +92,7 @@ def test_one_that_never_answers_is_ended(program: Callable[[str], str], tmp_path
 def test_a_cancelled_run_waits_for_no_server(program: Callable[[str], str], tmp_path: Path) -> None:
     config = VllmConfig(program=program(SLEEPS))
     with pytest.raises(Cancelled):
-        Vllm(config, tmp_path, tmp_path / "log", stop=lambda: (tmp_path / "noted").exists())
+        Vllm(config, tmp_path, tmp_path / "log", stop=lambda: _has_noted(tmp_path))
     assert started_at(_noted(tmp_path)[0]) is None
 
 
@@ -112,7 +118,7 @@ def test_it_ends_when_whoever_started_it_is_killed(program: Callable[[str], str]
         "Vllm(VllmConfig(program=sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2]) / 'log')\n"
     )
     starter = subprocess.Popen([sys.executable, "-c", text, program(SLEEPS), str(tmp_path)])
-    wait_until(lambda: (tmp_path / "noted").exists() and (tmp_path / "noted").read_text().endswith("]"))
+    wait_until(lambda: _has_noted(tmp_path))
     server, arguments, _ = _noted(tmp_path)
     place = Path(arguments[arguments.index("--uds") + 1]).parent
     assert started_at(server) is not None and place.exists()

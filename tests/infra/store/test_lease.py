@@ -50,8 +50,8 @@ sys.stdin.read()
 
 CLAIMED = """
 import json, sys
-from infra.leases.lease import Claim
-Claim(**json.loads(sys.argv[1])).hold()
+from infra.leases.lease import LeaseClaim
+LeaseClaim(**json.loads(sys.argv[1])).hold()
 print("works", flush=True)
 sys.stdin.read()
 """

@@ -48,12 +48,21 @@ _PATCH = _closed(
     manager=_STRING,
     trainingRuntimeSpec=_closed(template=_closed(metadata=_META, spec=_closed(replicatedJobs=_list(_JOB_PATCH, 100)))),
 )
-_HEAD = {"apiVersion": {"const": "trainer.kubeflow.org/v1alpha1"}}
-_TRAINJOB = _closed(
-    "apiVersion kind metadata spec",
-    **_HEAD,
-    kind={"const": "TrainJob"},
-    metadata=_closed("name", name=_DNS, labels=_ANY, annotations=_ANY),
+
+
+def _resource(kind: str, spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    return _closed(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": "trainer.kubeflow.org/v1alpha1"},
+        kind={"const": kind},
+        metadata=_closed("name", name=_DNS, labels=_ANY, **metadata),
+        spec=spec,
+    )
+
+
+_TRAINJOB = _resource(
+    "TrainJob",
+    annotations=_ANY,
     spec=_closed(
         "runtimeRef",
         runtimeRef=_closed("name", name=_STRING, apiGroup=_STRING, kind=_STRING),
@@ -72,11 +81,8 @@ _TRAINJOB = _closed(
         managedBy=_STRING,
     ),
 )
-_RUNTIME = _closed(
-    "apiVersion kind metadata spec",
-    **_HEAD,
-    kind={"const": "TrainingRuntime"},
-    metadata=_closed("name", name=_DNS, labels=_ANY),
+_RUNTIME = _resource(
+    "TrainingRuntime",
     spec=_closed(
         "template",
         mlPolicy=_closed(numNodes=_NUMBER),

@@ -366,7 +366,7 @@ def test_where_a_rule_can_check_answers_it_rewards_in_place_of_the_reward_model(
 
 
 def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_other_answers(
-    prompts: dict[str, Path], run: Run
+    prompts: dict[str, Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat, hardware = Chat.load(prompts["model"]), prepare(run.launch)
     policy, reward = load(prompts["model"]), load_scorer(prompts["reward_model"], hardware).eval()
@@ -384,7 +384,8 @@ def test_a_rule_rewards_what_is_right_and_the_reward_model_s_scale_is_of_the_oth
     ensemble = Ensemble({"reward_model": reward}, config)
     rewards, algorithm = Rewards(ensemble, scale, chat, config, hardware), algorithm_of(config)
     rollouts = Rollouts(policy, policy, no_values, rewards, algorithm, scale, asked, chat, config, hardware, run)
-    returns = rollouts._experience(answers, asked)["returns"][:, 0]
+    monkeypatch.setattr(rollouts, "_sampled", lambda prompts, seed: answers)
+    returns = rollouts._experience(asked, seed=0)["returns"][:, 0]
     raw = scores_of(reward, answers, chat, hardware)
     learnt = raw[[0, 3, 4, 5, 6, 7]]
     assert float(scale.mean) == pytest.approx(float(learnt.mean())) and float(scale.spread) == pytest.approx(

@@ -25,7 +25,7 @@ from tests.training.distributed.test_groups_of_ranks import SETTINGS as DENSE
 from tests.training.distributed.test_ranks import GUARDED
 from tests.training.distributed.test_ranks import _NotANumber as NotANumber
 from tests.training.model.test_balancing import EXPERTS
-from training.config.families import expert_ranks_problem
+from training.config.parallelism import expert_ranks_problem
 
 LENGTH = 13
 FAMILIES = ("mixtral", "olmoe", "qwen3_moe")

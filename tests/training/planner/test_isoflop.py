@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from training.planner.laws.isoflop import isoflop
-from training.planner.laws.law_fit import Fitted, RunPoint
+from training.planner.laws.law_fit import FittedLaw, RunPoint
 
-LAW = Fitted(1.6934, 406.4, 410.7, 0.3392, 0.2849)
+LAW = FittedLaw(1.6934, 406.4, 410.7, 0.3392, 0.2849)
 """Approach 3 of Hoffmann et al. 2022."""
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from infra.errors import ConfigError
-from training.planner.laws.law_fit import Fitted, RunPoint, _columns, _objective, fit, fit_and_predict, write
+from training.planner.laws.law_fit import FittedLaw, RunPoint, _columns, _objective, fit, fit_and_predict, write
 from training.planner.laws.scaling_laws import LAWS, own_law
 
-HOFFMANN = Fitted(1.6934, 406.4, 410.7, 0.3392, 0.2849)
+HOFFMANN = FittedLaw(1.6934, 406.4, 410.7, 0.3392, 0.2849)
 """Approach 3, with the unrounded values of the paper's source, as `LAWS` has them."""
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -16,15 +16,18 @@ import torch
 from safetensors.torch import load_file
 
 import infra.run
+from infra.errors import StageError, stage_error
 from infra.launch.config import LaunchConfig
+from infra.launch.launchers import VllmConfig
 from infra.run import Run, read_journal
 from tests.support.points import points_of
 from tests.support.programs.processes import gone, wait_until
 from tests.support.programs.ranked import training_process
 from training.config import LoraConfig, ModelConfig, RlhfConfig
 from training.distributed.parallel import whole_weights
+from training.generation import vllm_sampler
 from training.model.lora import add_adapters, merged
-from training.model.models import build, hf_config
+from training.model.models import build, hf_config, load
 from training.rl.rollouts.pool import write_weights
 from training.rl.rollouts.sampler import load_weights
 from training.rlhf import rlhf
@@ -61,6 +64,72 @@ def test_without_staleness_training_ends_with_the_bits_of_rounds_in_turns(
     assert figures["staleness"] == figures["answers_dropped"] == 0
     assert 0 < figures["trainer_idle_share"] < 1 and 0 < figures["sampler_idle_share"] < 1
     assert not [path for path in run.work_dir.glob("rollouts/*") if path.suffix == ".safetensors"]
+
+
+class StandIn:
+    """A server of vLLM in this process, for the interface of `infra.servers.vllm.Vllm`: it computes the model that is
+    in the folder when it has to load it."""
+
+    servers: ClassVar[list[StandIn]] = []
+    broken: ClassVar[str] = ""
+
+    def __init__(self, config: VllmConfig, folder: Path, log: Path, *_: Any) -> None:
+        if config.gpus == self.broken:
+            raise stage_error("vllm_failed", "launch.vllm", "vLLM ended", "look at its log")
+        self.gpus, self.log, self._folder = config.gpus, log, folder
+        self.asked = self.loaded = 0
+        self.is_closed = False
+        self.reload_weights()
+        self.servers.append(self)
+
+    def reload_weights(self) -> None:
+        self._model = load(self._folder).eval()
+        self.loaded += 1
+
+    def complete(self, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        self.asked += 1
+        return [self._answer(question) for question in questions]
+
+    @torch.no_grad()
+    def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(question["seed"])
+        ids, logprobs = list(question["prompt"]), []
+        for _ in range(question["max_tokens"]):
+            scores = self._model(torch.tensor([ids])).logits[0, -1].float()
+            for token, bias in (question["logit_bias"] or {}).items():
+                scores[int(token)] += bias
+            logarithms = scores.log_softmax(0)
+            token = int(torch.multinomial(logarithms.exp(), 1, generator=generator))
+            ids.append(token)
+            logprobs.append(float(logarithms[token]))
+            if token in question["stop_token_ids"]:
+                break
+        return {"token_ids": ids[len(question["prompt"]) :], "logprobs": {"token_logprobs": logprobs}}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_vllm_servers_share_rounds_and_gpus_and_none_is_left_where_one_fails(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Any
+) -> None:
+    monkeypatch.setattr(vllm_sampler, "Vllm", StandIn)
+    monkeypatch.setattr(StandIn, "servers", [])
+    machine = LAUNCH | {"precision": "fp32", "vllm": {"gpus": "4,5,6,7"}}
+    settings = RLHF | {"sampler": "vllm", "rollouts": 4, "async": {"max_staleness": 1, "parts": 2}}
+    config = RlhfConfig.model_validate(settings)
+    run = Run(tmp_path / "work", LaunchConfig.model_validate(machine), journal=journal)
+    figures = rlhf(config, inputs, tmp_path / "out", run).figures
+    assert {server.gpus for server in StandIn.servers} == {"4,5", "6,7"}
+    assert len({server.log for server in StandIn.servers}) == 2
+    assert all(server.asked and server.loaded > 1 and server.is_closed for server in StandIn.servers)
+    # Answers of both are those of the policy: the first round is compared with it.
+    assert journal.metric("rlhf/vllm_logprobs_apart")[0] < 1e-4 and figures["staleness"] > 0
+    monkeypatch.setattr(StandIn, "servers", [])
+    monkeypatch.setattr(StandIn, "broken", "6,7")
+    with pytest.raises(StageError, match="vLLM ended"):
+        rlhf(config, inputs, tmp_path / "none", Run(tmp_path / "other", run.launch))
+    assert [server.is_closed for server in StandIn.servers] == [True]
 
 
 def test_weights_arrive_with_adapters_merged_and_tied_ones_once(tmp_path: Path, tokenizer_dir: Path) -> None:

@@ -257,7 +257,9 @@ def test_machines_that_samplers_cannot_serve_are_refused() -> None:
     served = RlhfConfig.model_validate(RLHF | {"async": {}, "sampler": "vllm"})
     two: dict[str, Callable[[], LaunchConfig]] = {
         "rlhf.async": lambda: LaunchConfig(processes=2),
-        "launch.samplers.count": lambda: LaunchConfig.model_validate({"samplers": {"count": 2}}),
+        "launch.samplers.count": lambda: LaunchConfig.model_validate(
+            {"samplers": {"count": 2}, "vllm": {"gpus": "5,6,7"}}
+        ),
     }
     for path, launch in two.items():
         problem = samplers_problem(served, launch())

@@ -91,26 +91,19 @@ except OSError:
     pass
 assert 8 < count < {PROCESSES}
 """,
-    "files in /tmp": """
+    **{
+        f"files in {folder}": f"""
 written = 0
 try:
     for number in range(8):
-        with open(f'/tmp/{number}', 'wb', buffering=0) as file:
+        with open(f'{folder}/{{number}}', 'wb', buffering=0) as file:
             for _ in range(32): written += file.write(bytes(2**20))
 except OSError:
     pass
 assert 2**25 < written <= 2**26
-""",
-    "files in /dev/shm": """
-written = 0
-try:
-    for number in range(8):
-        with open(f'/dev/shm/{number}', 'wb', buffering=0) as file:
-            for _ in range(32): written += file.write(bytes(2**20))
-except OSError:
-    pass
-assert 2**25 < written <= 2**26
-""",
+"""
+        for folder in ("/tmp", "/dev/shm")
+    },
     "all other folders": """
 for folder in ('/', '/dev', '/usr/lib', '/proc', '/etc', os.path.dirname(os.__file__)):
     try:

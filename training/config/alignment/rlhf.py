@@ -39,12 +39,14 @@ def samplers_problem(config: RlhfConfig, launch: LaunchConfig) -> Problem | None
             "set launch.processes and launch.nodes to 1 and give samplers other devices (launch.samplers.gpus), "
             "or leave async out",
         )
-    if config.sampler == "vllm" and launch.samplers.count > 1:
+    gpus = launch.vllm.gpus.split(",") if launch.vllm.gpus else []
+    if config.sampler == "vllm" and len(gpus) % launch.samplers.count:
         return Problem(
             "contradiction",
             "launch.samplers.count",
-            f"expected 1 with rlhf.sampler: vllm, not {launch.samplers.count}: one server is asked",
-            "set it to 1, and give the server several GPUs: launch.vllm.arguments: [--data-parallel-size=2]",
+            f"expected a divisor of the {len(gpus)} GPUs of launch.vllm.gpus, not {launch.samplers.count}: each vLLM "
+            "server gets as many",
+            "change the number of servers, or name other GPUs",
         )
     return None
 

@@ -52,7 +52,7 @@ class RunPoint:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedLaw:
     """E, A, B, alpha, beta, as `stemma plan --law` reads them."""
 
     E: float
@@ -65,7 +65,7 @@ class Fitted:
         return float(self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta)
 
 
-def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> Fitted:
+def fit(points: Sequence[RunPoint], starts: Sequence[Floats] | None = None) -> FittedLaw:
     """Fit the law to runs.
 
     Raises ConfigError for fewer than LEAST runs, or of one size or one length alone.
@@ -134,12 +134,12 @@ def _starts(points: Sequence[RunPoint]) -> list[Floats]:
     return sorted(grid, key=lambda start: _objective(start, columns)[0])[:_FOLLOWED]
 
 
-def _law(at: Floats) -> Fitted:
+def _law(at: Floats) -> FittedLaw:
     a, b, e, alpha, beta = map(float, at)
-    return Fitted(float(np.exp(e)), float(np.exp(a)), float(np.exp(b)), alpha, beta)
+    return FittedLaw(float(np.exp(e)), float(np.exp(a)), float(np.exp(b)), alpha, beta)
 
 
-def _logs(law: Fitted) -> Floats:
+def _logs(law: FittedLaw) -> Floats:
     return np.array([np.log(law.A), np.log(law.B), np.log(law.E), law.alpha, law.beta])
 
 
@@ -156,7 +156,7 @@ def fit_and_predict(points: Sequence[RunPoint], seed: int = 17) -> dict[str, Any
     used, held = ordered[:-1], ordered[-1]
     law = fit(used)
     draw = np.random.default_rng(seed)
-    others: list[Fitted] = []
+    others: list[FittedLaw] = []
     while len(others) < _BOOTSTRAPS:
         picked = [used[number] for number in draw.integers(0, len(used), len(used))]
         sizes, lengths = {point.parameters for point in picked}, {point.tokens for point in picked}

@@ -10,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -223,3 +225,25 @@ class RemoteSampler:
 
     def close(self) -> None:
         self.vllm.close()
+
+
+def remote_samplers(
+    count: int, load: Callable[[], PreTrainedModel], served: Callable[..., VllmSampler], batches: int
+) -> list[RemoteSampler]:
+    """Start `count` vLLM servers at the same time; where one fails, none is left.
+
+    Args:
+        load: returns a model to put the weights into.
+        served: starts a server for it, with its `number` if there are several.
+        batches: of a round.
+    """
+    numbered = [served] if count == 1 else [partial(served, number=number) for number in range(count)]
+    with ThreadPoolExecutor(count, "vllm") as starting:
+        futures = [starting.submit(RemoteSampler, load(), start, batches) for start in numbered]
+    failures = [error for future in futures if (error := future.exception()) is not None]
+    if failures:
+        for future in futures:
+            if future.exception() is None:
+                future.result().close()
+        raise failures[0]
+    return [future.result() for future in futures]

@@ -1,6 +1,7 @@
 """The calculator task: a small model that calls a calculator now and then learns from rewards that it pays.
 
-python -m benchmarks.alignment.bench_environments OUT [--seeds 17 18 19] [--rounds 100] [--sft-epochs 5] [--threads 1]
+python -m benchmarks.environments.bench_environments OUT [--seeds 17 18 19] [--rounds 100] [--sft-epochs 5] \
+  [--threads 1]
 
 A task is an exercise with two operands of up to two digits (`What is 86-39?`). The policy writes a call of the
 calculator in JSON, reads its result, and answers; the reward is 1 where the answer is right, else 0. The base model
@@ -12,24 +13,19 @@ in OUT are taken.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.alignment.stages import Stages, spread
+from benchmarks.alignment.stages import base_model, options_of, spread
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from corpus.tokens.chat_template import SPECIAL_TOKENS
-from infra.launch.config import LaunchConfig
 from tests.support.tokenizers import with_chat
-from training.checkpoint.export import export
-from training.config import ModelConfig, RlhfConfig, SftConfig
-from training.model.models import build, hf_config
+from training.config import RlhfConfig, SftConfig
 from training.rl.environments.calculator import Calculator, evaluate
 from training.rlhf import rlhf
 from training.sft import sft
@@ -60,15 +56,7 @@ LEARNING: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[17, 18, 19])
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--sft-epochs", type=float, default=5, help="of calls alone")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    stages = Stages(args.out, LaunchConfig(threads=args.threads, trainer="native", device="cpu", precision="fp32"))
-    args.out.mkdir(parents=True, exist_ok=True)
+    args, stages = options_of(__doc__, rounds=100, sft_epochs=5, sft_help="of calls alone")
     pairs = {}
     words = tokenizer_of(demonstrations("calls"))
     for kind in DEMONSTRATIONS:
@@ -137,15 +125,6 @@ def tokenizer_of(talks: list[list[dict[str, str]]]) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator((message["content"] for talk in talks for message in talk), trainer)
     return with_chat(tokenizer)
-
-
-def base_model(folder: Path, words: PreTrainedTokenizerFast, model: dict[str, Any], seed: int) -> Path:
-    """A model of random weights."""
-    if not (folder / "config.json").exists():
-        special = {name: getattr(words, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        export(build(hf_config(ModelConfig(**model), len(words), special), seed), None, folder)
-        words.save_pretrained(folder)
-    return folder
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Answers with unit tests that are graded per second, by the sandbox that they run in.
 
-python benchmarks/alignment/bench_sandbox.py
+python benchmarks/environments/bench_sandbox.py
 
 All kinds in turn, several rounds in one run; a process is started per answer. `children` is processor time.
 """

@@ -1,0 +1,136 @@
+"""A long life: a tiny pipeline again and again under `stemma up`, and whether anything grows.
+
+python -m benchmarks.infra.soak OUT [--minutes 120] [--every 60]
+
+Starts the servers of a new store, runs a pipeline of two steps through the worker at fixed intervals, and records after
+each run the memory, open files and threads of every service, and the sizes of databases, logs and folders. Runs are
+forgotten after `--keep` newer ones, and the hourly housekeeping is due after every tenth run. Writes OUT/soak.json, and
+prints a table: the medians of the second and of the last quarter of the time, and their difference per 100 runs. A
+second call with the same OUT prints the table again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+from infra.servers.state import recorded
+
+PROJECT = Path(__file__).resolve().parents[2]
+STEMMA = [sys.executable, "-m", "cli.main"]
+HOUSEKEEPING_EVERY = 10
+"""Runs, in place of an hour."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--every", type=float, default=60.0, help="seconds from the start of a run to the next")
+    parser.add_argument("--keep", type=int, default=20, help="runs that are kept besides those that are needed")
+    options = parser.parse_args()
+    record = options.out / "soak.json"
+    if not record.exists():
+        options.out.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(soak(options.out, options.minutes * 60, options.every, options.keep), indent=1))
+    print(table(json.loads(record.read_text())))
+
+
+def soak(out: Path, seconds: float, every_s: float, keep: int) -> list[dict[str, float]]:
+    """Run the pipeline until the time is over; return a row of sizes after each run."""
+    root, config = out / "store", out / "config.yaml"
+    (out / "text.jsonl").write_text(
+        "".join(json.dumps({"text": f"Document {number} of a few words."}) + "\n" for number in range(50))
+    )
+    sections = {
+        "name": "soak",
+        "ingest": {"read": [{"kind": "files", "paths": ["text.jsonl"]}]},
+        "clean": {"gopher_quality": None, "gopher_repetition": None},
+    }
+    config.write_text(yaml.safe_dump(sections))
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+
+    def stemma(*words: str) -> None:
+        command = [*STEMMA, *words, "--root", str(root)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr[-3000:]}")
+
+    rows: list[dict[str, float]] = []
+    stemma("up", "--keep-runs", str(keep))
+    try:
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            start = time.monotonic()
+            # Every tenth run has something to build, as a pipeline whose data grows.
+            stemma("run", str(config), "--set", f"clean.min_characters={1 + len(rows) // 10}")
+            if len(rows) % HOUSEKEEPING_EVERY == HOUSEKEEPING_EVERY - 1:
+                stemma("gc", "--yes")
+                (root / ".state" / "tidied").unlink(missing_ok=True)
+            rows.append({"seconds": time.monotonic() - began, "run, s": time.monotonic() - start, **sizes(root)})
+            time.sleep(max(0.0, every_s - (time.monotonic() - start)))
+    finally:
+        stemma("down")
+    return rows
+
+
+def sizes(root: Path) -> dict[str, float]:
+    """Return memory in MB, files and threads of each service, and MB on the disk."""
+    row: dict[str, float] = {}
+    for name, service in recorded(root).items():
+        family = psutil.Process(service.pid)
+        processes = [family, *family.children(recursive=True)]
+        row[f"{name}, MB"] = sum(process.memory_info().rss for process in processes) / 1e6
+        row[f"{name}, files"] = sum(process.num_fds() for process in processes)
+        row[f"{name}, threads"] = sum(process.num_threads() for process in processes)
+    for title, folder in {
+        "prefect": "servers/prefect",
+        "mlflow": "mlflow",
+        "lineage": "lineage",
+        "runs": "runs",
+    }.items():
+        row[f"{title} on disk, MB"] = _bytes(root / folder) / 1e6
+    row["logs, MB"] = sum(path.stat().st_size for path in root.glob("*/*.log*")) / 1e6
+    row["runs, folders"] = len(list((root / "runs").iterdir()))
+    row["store, MB"] = _bytes(root) / 1e6
+    row["shared memory, files"] = len(list(Path("/dev/shm").iterdir()))
+    return row
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except FileNotFoundError:  # a temporary file
+            continue
+    return total
+
+
+def table(rows: list[dict[str, float]]) -> str:
+    """Return the medians of the second and the last quarter of the runs, and their difference per 100 runs."""
+    quarter = max(1, len(rows) // 4)
+    lines = [f"{len(rows)} runs in {rows[-1]['seconds'] / 60:.0f} minutes", ""]
+    lines += ["| | second quarter | last quarter | per 100 runs |", "|---|---:|---:|---:|"]
+    for name in rows[-1]:
+        if name == "seconds":
+            continue
+        early, late = (
+            statistics.median(row[name] for row in part if name in row)
+            for part in (rows[quarter : 2 * quarter], rows[-quarter:])
+        )
+        lines.append(f"| {name} | {early:.4g} | {late:.4g} | {(late - early) / (2 * quarter) * 100:+.3g} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Records that are not for pretraining although they hold prose: items of benchmarks, judged answers, and questions or
+answers of pairs in a form that no reader takes."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from corpus.readers.record import Record, field_names, is_given, pick
+from infra.errors import Problem
+
+MOST = 0.5
+"""The share of the sampled records that must have a form."""
+_CHOICES = ("choices", "options", "endings")
+_CHOICE_STEMS = {"choice", "option", "opt", "sol", "ending"}
+_RIGHT = ("gold", "answer", "label", "answerKey", "answer_idx", "correct", "target", "ground_truth")
+_SIDES_OF_PAIRS = {
+    "instruction", "prompt", "question", "query", "input", "inputs", "user_message",
+    "output", "response", "answer", "answers", "completion", "completions", "reply", "target", "targets", "solution",
+    "assistant_message", "conversation", "conversations", "messages", "chosen", "rejected",
+}  # fmt: skip
+"""Names of fields that hold questions, answers or dialogues, in lower case and without what numbers them."""
+
+
+def has_field(sample: Sequence[Record], name: str) -> bool:
+    """Return True if most records have a field that is not null."""
+    return sum(is_given(record.value, name) for record in sample) >= MOST * len(sample)
+
+
+def benchmark_items(sample: Sequence[Record]) -> Problem | None:
+    """The problem of records that are items of a benchmark: choices, and which of them is right; or code to write with
+    its tests."""
+    fields = _choice_fields(sample)
+    if not fields and all(has_field(sample, name) for name in ("canonical_solution", "test")):  # HumanEval
+        fields = ["canonical_solution", "test"]
+    if not fields:
+        return None
+    message = f"expected data to train on, found items of a benchmark: {', '.join(fields)}"
+    fix = "name the file under benchmarks.tasks; or ask for a reading by --as"
+    return Problem("benchmark_items", sample[0].place, message, fix)
+
+
+def _choice_fields(sample: Sequence[Record]) -> list[str]:
+    choices = [name for name in _CHOICES if has_field(sample, name)][:1] or _numbered_choices(sample)
+    right = next((name for name in _RIGHT if has_field(sample, name)), "")
+    values = [pick(record.value, right) for record in sample if is_given(record.value, right)] if right else []
+    # A word of prose is an answer to learn; a number or letter only points to the right choice.
+    is_pointer = all(not isinstance(value, str) or len(value.strip()) <= 2 for value in values)
+    return [*choices, right] if choices and right and is_pointer else []
+
+
+def _numbered_choices(sample: Sequence[Record]) -> list[str]:
+    """Choices in a field each: option1 and option2, or A, B and C."""
+    names = [name for name in sample[0].value if has_field(sample, name)]
+    by_stem: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_stem[_stem(name)].append(name)
+    numbered = next((group for stem, group in by_stem.items() if stem in _CHOICE_STEMS and len(group) > 1), [])
+    letters: list[str] = [name for name in ("A", "B", "C", "D", "E") if name in names]
+    return numbered or (letters if len(letters) > 2 else [])
+
+
+def _stem(name: str) -> str:
+    """A field's name in lower case, without a number or letter behind it: response_1, answer_b, full_text."""
+    return re.sub(r"(?:[_ -]?[0-9]+|[_ -][a-z])$", "", name.lower())
+
+
+def judged_answers(sample: Sequence[Record]) -> Problem | None:
+    """The problem of single answers that people called good or bad, as trl's unpaired preferences are: as instructions
+    the bad ones would be learnt too."""
+    labels = [pick(record.value, "label") for record in sample]
+    if not all(isinstance(label, bool) for label in labels) or all(labels):
+        return None
+    bad = labels.count(False)
+    message = f"expected answers to learn, found {bad} of {len(labels)} that are judged bad: label is false"
+    fix = "keep the records whose label is true; --as PATH=instructions then reads them"
+    return Problem("judged_answers", sample[0].place, message, fix.replace("PATH", str(sample[0].file)))
+
+
+def side_of_a_pair(sample: Sequence[Record], text_field: str) -> Problem | None:
+    """The problem of a text that is by its name the question or answer of a pair, and no document."""
+    if not any(_stem(part) in _SIDES_OF_PAIRS for part in text_field.split(".")):
+        return None
+    path = sample[0].file
+    message = (
+        f"expected pairs in a form that is read, or documents; {text_field} is by its name a question or an answer, "
+        f"and no reader takes these fields as a pair: {field_names(sample[0].value)}"
+    )
+    fix = (
+        "name the fields prompt and response, or prompt, chosen and rejected; "
+        f"or read documents by --text-field {path}={text_field}"
+    )
+    return Problem("side_of_a_pair", sample[0].place, message, fix)
