@@ -31,7 +31,7 @@ from infra.servers.http import answers, get
 from infra.servers.ports import HOST, any_free_port
 
 IDLE_S, POLL_S, ANSWER_S = 600.0, 0.5, 600.0
-LOW_PRIORITY = 10
+LOW_PRIORITY = 5
 
 
 class ParentPipe:

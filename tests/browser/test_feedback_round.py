@@ -60,7 +60,7 @@ def test_a_round_waits_for_people_in_the_page_and_its_labels_are_learnt(
     run = begun["flow_run_id"]
 
     def read(run: str) -> dict[str, Any]:
-        found = post(f"{address}/api/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        found = post(f"{address}/api/flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}}, 30.0)
         return dict(found[0]["state"])
 
     def state(run: str) -> str:

@@ -20,5 +20,5 @@ def tables(page: str, flow_run: str) -> dict[str, list[dict[str, Any]]]:
 
 def _artifacts(page: str, flow_run: str, kind: str) -> dict[str, Any]:
     asked = {"flow_runs": {"id": {"any_": [flow_run]}}, "artifacts": {"type": {"any_": [kind]}}}
-    found: list[dict[str, Any]] = post(f"{page}/api/artifacts/filter", asked)
+    found: list[dict[str, Any]] = post(f"{page}/api/artifacts/filter", asked, 30.0)
     return {item["key"]: item["data"] for item in sorted(found, key=lambda item: str(item["created"]))}
