@@ -73,7 +73,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Text from outside becomes documents.",
-            version=7,
+            version=8,
             config=IngestConfig,
             function="corpus.ingest:ingest",
             makes="documents",

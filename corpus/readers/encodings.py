@@ -87,14 +87,29 @@ CONTROL_SHARE = 0.03
 unassigned characters in UTF-16; logs with colours and pages of manuals have escapes and backspaces, which count not."""
 REPLACED_SHARE = 0.2
 """Largest share of U+FFFD, which stands for bytes that fit no encoding."""
+DENSE_CONTROLS, WINDOW = 16, 256
+"""Fewest control characters within a window of that number of characters that are binary data in the midst of a text:
+random bytes have 30 in it."""
+SIGN_SHARE, MANY_SIGNS = 0.15, 12
+"""Largest share of signs of Latin-1 in a text that has many different ones: leaders of dots are one, random bytes from
+0x80 on all of them, in a third of their characters."""
+MIXED_SHARE = 0.1
+"""Largest share of small letters beyond ASCII with a capital behind them. Random letters have 0.25."""
 CHECKED_CHARACTERS = 100_000
 _ASCII_CONTROLS = bytes([*range(0x08), *range(0x0E, 0x1B), *range(0x1C, 0x20), 0x7F])
+_C0_C1 = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
+_LATIN_1_SIGNS = re.compile("[\xa1-\xa9\xab-\xac\xae-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7]")
+_SMALL, _CAPITAL = "\xdf-\xf6\xf8-\xff\u0430-\u045f\u03b1-\u03c9", "\xc0-\xd6\xd8-\xde\u0400-\u042f\u0391-\u03a9"
+_CAPITAL_IN_WORD = re.compile(f"[{_SMALL}](?=[{_CAPITAL}])")
+_LETTERS_WITH_CASE = re.compile(f"[{_SMALL}{_CAPITAL}]")
 _CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 def no_text(text: str) -> str:
-    """The reason why a text is none but decoded binary data; "" for a text."""
+    """The reason why a text is none but decoded binary data, or has some in it; "" for a text."""
     sample = text[:CHECKED_CHARACTERS]
+    if not sample.isascii() and (reason := _implausible(sample)):
+        return reason
     if sample.isprintable():
         return ""
     if sample.isascii():
@@ -106,9 +121,33 @@ def no_text(text: str) -> str:
         controls = sum(map(sample.count, binary))
     if controls > CONTROL_SHARE * len(sample) and controls > 2:
         return f"not text: binary data ({controls:,} control characters in {len(sample):,})"
+    if controls >= DENSE_CONTROLS and (start := _dense_controls(sample)) >= 0:
+        return f"not text: binary data ({DENSE_CONTROLS} control characters within {WINDOW} at character {start + 1:,})"
     replaced = sample.count("\ufffd")
     if replaced > REPLACED_SHARE * len(sample) and replaced > 2:
         return f"not text: {replaced:,} of {len(sample):,} characters fit no encoding"
+    return ""
+
+
+def _dense_controls(sample: str) -> int:
+    """Return where control characters stand as densely as in binary data, however long the text around; -1 if
+    nowhere."""
+    starts = [match.start() for match in _C0_C1.finditer(sample)]
+    windows = zip(starts, starts[DENSE_CONTROLS - 1 :], strict=False)
+    return next((first for first, last in windows if last - first < WINDOW), -1)
+
+
+def _implausible(sample: str) -> str:
+    """The reason why characters are those of binary data in an encoding of single bytes without control characters:
+    many different signs of Latin-1, or capitals anywhere in words; "" for what may be a text."""
+    if len(sample.encode("utf-8", "surrogatepass")) < (1 + SIGN_SHARE) * len(sample):
+        return ""  # nearly all of it is ASCII
+    signs = _LATIN_1_SIGNS.findall(sample)
+    if len(signs) > SIGN_SHARE * len(sample) and len(set(signs)) >= MANY_SIGNS:
+        return f"not text: binary data ({len(signs):,} signs of Latin-1 in {len(sample):,} characters)"
+    mixed = len(_CAPITAL_IN_WORD.findall(sample))
+    if mixed >= MANY_SIGNS and mixed > MIXED_SHARE * (letters := len(_LETTERS_WITH_CASE.findall(sample))):
+        return f"not text: binary data (capitals behind small letters {mixed:,} times in {letters:,} letters)"
     return ""
 
 

@@ -57,7 +57,7 @@ def _numbered_choices(sample: Sequence[Record]) -> list[str]:
     for name in names:
         by_stem[_stem(name)].append(name)
     numbered = next((group for stem, group in by_stem.items() if stem in _CHOICE_STEMS and len(group) > 1), [])
-    letters = [name for name in "ABCDE" if name in names]
+    letters: list[str] = [name for name in ("A", "B", "C", "D", "E") if name in names]
     return numbered or (letters if len(letters) > 2 else [])
 
 
@@ -79,7 +79,7 @@ def judged_answers(sample: Sequence[Record]) -> Problem | None:
 
 
 def side_of_a_pair(sample: Sequence[Record], text_field: str) -> Problem | None:
-    """The problem of a text that is by its name the question or answer of a pair: it is no separate document."""
+    """The problem of a text that is by its name the question or answer of a pair, and no document."""
     if not any(_stem(part) in _SIDES_OF_PAIRS for part in text_field.split(".")):
         return None
     path = sample[0].file

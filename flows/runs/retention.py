@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 from flows.runs.journal import RunJournal
 from flows.runs.journal_forms import is_whole
@@ -22,6 +23,7 @@ from infra.io.files import shorten
 from infra.lineage.messages import RunForgotten
 from infra.lineage.outbox import Outbox
 from infra.lineage.relay_lock import lineage_folder
+from infra.servers.http import delete
 from infra.servers.settings import settings_of
 from infra.servers.state import prefect_api_url, servers_folder
 from infra.store.store import Store
@@ -92,20 +94,9 @@ def forget(store: Store, journals: Iterable[RunJournal]) -> list[str]:
             os.rename(journal.folder, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
             forgotten.append(journal.run_id)
-    if flow_runs and prefect_api_url(store.root):
-        _remove_flow_runs(flow_runs)
+    # A server that does not answer removes them later by itself.
+    if api := prefect_api_url(store.root):
+        with suppress(OSError):
+            for flow_run in filter(None, flow_runs):
+                delete(f"{api}/flow_runs/{quote(flow_run, safe='')}")
     return forgotten
-
-
-def _remove_flow_runs(flow_runs: Iterable[str]) -> None:
-    """Remove flow runs from Prefect's server. One that does not answer removes them later by itself."""
-    from uuid import UUID
-
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound, PrefectException
-
-    with suppress(PrefectException, httpx.HTTPError, ValueError), get_client(sync_client=True) as client:
-        for flow_run in filter(None, flow_runs):
-            with suppress(ObjectNotFound):
-                client.delete_flow_run(UUID(flow_run))

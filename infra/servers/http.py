@@ -59,13 +59,24 @@ def get(url: str, timeout_s: float = 2.0) -> Any:
     return _call(url, None, timeout_s)
 
 
-def _call(url: str, body: bytes | None, timeout_s: float) -> Any:
+def delete(url: str, timeout_s: float = 2.0) -> None:
+    """Delete what an address names, if it is there, with our credentials. Raises as `post` does."""
+    try:
+        _call(url, None, timeout_s, "DELETE")
+    except urllib.error.HTTPError as error:
+        if error.code != HTTPStatus.NOT_FOUND:
+            raise
+
+
+def _call(url: str, body: bytes | None, timeout_s: float, method: str | None = None) -> Any:
+    """method: by default that of urllib, GET or, with a body, POST."""
     headers = {"Content-Type": "application/json"}
     if login := credentials():
         headers["Authorization"] = login.header
     try:
-        with _opener.open(urllib.request.Request(url, body, headers), timeout=timeout_s) as response:
-            return parse_own_json(response.read())
+        with _opener.open(urllib.request.Request(url, body, headers, method=method), timeout=timeout_s) as response:
+            content = response.read()
+            return parse_own_json(content) if content else None
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.UNAUTHORIZED:
             raise PermissionError(f"{url} refuses these credentials") from error

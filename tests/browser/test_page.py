@@ -283,7 +283,7 @@ def _submit_sweep(page: Page, address: str, values: str) -> str:
     page.get_by_role("button", name="Add item").first.click()
     field("Dotted, such as").fill("tokenizer.vocab_size")
     field("A list such as").fill(values)
-    field("STEP.FIGURE that counts").fill("tokenizer.bytes_per_token")
+    field("STEP.FIGURE to compare").fill("tokenizer.bytes_per_token")
     return submit(page, address)
 
 

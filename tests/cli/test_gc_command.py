@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from flows.runs.garbage import Pins, refuse_if_unsure, remove, survey
 from flows.runs.journal import RunJournal, new_run_id
-from flows.runs.retention import forgettable
+from flows.runs.retention import forget, forgettable
 from flows.runs.trials import Trial, Trials
 from infra.errors import StageError
 from infra.lineage.outbox import Outbox
@@ -129,6 +130,32 @@ def test_many_runs_of_nothing_new_leave_the_newest(store: Store) -> None:
     assert trial in names[3:]
     Settings(keep_days=0).write(store.root)
     assert forgettable(store) == []
+
+
+def test_prefects_server_forgets_a_run_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it Prefect's database grows by each run. A server that lacks the run, or fails, is no obstacle."""
+    deleted: list[str] = []
+
+    class Prefect(BaseHTTPRequestHandler):
+        def do_DELETE(self) -> None:
+            deleted.append(self.path)
+            self.send_response({1: 204, 2: 404}.get(len(deleted), 500))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Not into the log of the tests."""
+
+    journals = []
+    for number in range(4):
+        journals.append(RunJournal(store.layout.runs, new_run_id()))
+        journals[-1].begin(pipeline="p", flow_run_id=f"00000000-{number}")
+    with HTTPServer(("127.0.0.1", 0), Prefect) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("STEMMA_PREFECT_URL", f"http://127.0.0.1:{server.server_port}")
+        assert forget(store, journals) == [journal.run_id for journal in journals]
+        server.shutdown()
+    assert deleted == [f"/api/flow_runs/00000000-{number}" for number in range(3)]
+    assert list(store.layout.runs.iterdir()) == []
 
 
 def test_a_pin_keeps_an_artifact_and_its_ancestors_until_it_is_taken_away(run: Run, store: Store) -> None:

@@ -128,9 +128,30 @@ def test_random_bytes_are_no_text_in_any_encoding(encoding):
     assert no_text(noise.decode(encoding, "replace"))
 
 
+PROSE = "The ferry captain measured the wheel of the mill in the early morning.\n" * 90
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "cp1251"])
+def test_bytes_without_control_characters_are_no_text_either(encoding):
+    generator = random.Random(6)
+    high = bytes(generator.randrange(0xA0, 0x100) for _ in range(2_000)).decode(encoding, "replace")
+    letters = b" ".join(bytes(generator.choices(range(0xC0, 0x100), k=6)) for _ in range(300)).decode(encoding)
+    assert no_text(letters) and (no_text(high) or encoding == "cp1251")
+
+
+def test_a_few_binary_bytes_in_a_long_text_are_found():
+    noise = random.Random(7).randbytes(400).decode("cp1252", "replace").replace("\0", "")
+    assert "within 256 at character" in no_text(PROSE + noise)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "Kapitel 1 ·········· 5\n" * 40,
+        "¿Qué? «Sí», dijo él; ½ l a 5 °C, 3 × 4 ± 2 µm² — § 7, © 2024 ®, £5 ¥6, ¶ ¦ ª º ¹ ³. " + PROSE,
+        "Он измерил глубину, и ОАО «Ромашка» (МГУ) записало её в журнал.\n" * 20,
+        "Ο καπετάνιος μέτρησε το βάθος της ΔΕΗ και το έγραψε στο ημερολόγιο.\n" * 20,
+        PROSE + "\x01",
         "",
         "One line.\n\tAnd another.\r\n\fA page.",
         "\x1b[31mred\x1b[0m " * 50,
