@@ -48,11 +48,6 @@ class Stages:
         (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf8")
         return out
 
-    def figures_of(self, name: str) -> Figures:
-        """Figures of an artifact."""
-        figures: Figures = json.loads((self._out / name / "figures.json").read_text(encoding="utf8"))
-        return figures
-
     def figures(self, kind: str, seeds: Iterable[int]) -> list[Figures]:
         """Those of `kind_seed` for each seed that has been through."""
         files = [self._out / f"{kind}_{seed}" / "figures.json" for seed in seeds]
