@@ -35,7 +35,7 @@ ACTIONS = ("try", "export", "promote")
 
 
 @dataclass
-class Action:
+class ModelAction:
     """One action, as the page shows it. reason: why it is refused; "" if it is not."""
 
     name: str
@@ -70,7 +70,7 @@ class ModelActions:
             return READ_ONLY
         return "" if os.access(self._root, os.W_OK) else NOT_WRITABLE
 
-    def of(self, store: ReadingStore, folder: Path, manifest: Manifest) -> list[Action]:
+    def of(self, store: ReadingStore, folder: Path, manifest: Manifest) -> list[ModelAction]:
         """Return the actions on a model, each with the reason why it is refused."""
         address, overall = address_of(folder, manifest), self.reason_to_refuse()
         refused = "a gate refused it" if refusals_of(store, manifest.digest) else ""
@@ -79,19 +79,19 @@ class ModelActions:
         target = self._target(address)
         exported = f"it was exported to {target}" if target.exists() else ""
         return [
-            Action(
+            ModelAction(
                 "try",
                 "Try it",
                 f"A conversation with it{companion}, on the processor of this server.",
                 overall or ("" if _writes_text(store, folder, manifest) else "it scores text and writes none"),
             ),
-            Action(
+            ModelAction(
                 "export",
                 "Export",
                 f"Files for transformers and the hub, to {target}; a separate process loads and checks them first.",
                 overall or refused or exported,
             ),
-            Action(
+            ModelAction(
                 "promote",
                 "Promote",
                 "The model of its name that is to be used; refused if it is worse than the promoted one.",
