@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -148,11 +149,16 @@ def remove_run(uri: str, run_id: str) -> None:
     Args:
         uri: the database, whether or not a server works on it.
     """
-    from mlflow.exceptions import MlflowException
+    with suppress(MlflowException):
+        _database(uri)._hard_delete_run(run_id)
+
+
+@cache
+def _database(uri: str) -> Any:
+    """MLflow's store on its database. Another one in each call would keep its memory."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    with suppress(MlflowException):
-        SqlAlchemyStore(uri, "mlflow-artifacts:/")._hard_delete_run(run_id)
+    return SqlAlchemyStore(uri, "mlflow-artifacts:/")
 
 
 class MetricsDelivery:

@@ -132,9 +132,9 @@ def test_intervals_are_those_of_the_installed_prefect(monkeypatch: pytest.Monkey
 
     vacuum = changed.server.services.db_vacuum
     assert vacuum.enabled_vacuum_types == {"events"}
-    for name, value in retention(3).items():
+    for name, value in retention(1).items():
         monkeypatch.setenv(name, value)
     changed = Settings()
     vacuum = changed.server.services.db_vacuum
     assert vacuum.enabled_vacuum_types == {"events", "flow_runs"}
-    assert vacuum.retention_period.days == changed.server.events.retention_period.days == 3
+    assert vacuum.retention_period.days == changed.server.events.retention_period.days == 1
