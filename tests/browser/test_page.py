@@ -95,6 +95,7 @@ def submit(page: Page, address: str) -> str:
     return flow_run
 
 
+@pytest.mark.long
 def test_a_changed_value_in_the_form_is_what_runs_and_what_hangs_on_it_is_offered(
     deployed: tuple[Path, str], browser_page: Page
 ) -> None:
@@ -195,6 +196,7 @@ def test_the_page_of_a_run_shows_it_while_it_goes_cancels_and_retries_it(
     assert cancelled.document["run_id"] not in page.url and 355 in built_vocabularies(folder)
 
 
+@pytest.mark.long
 def test_retry_of_a_failed_run_continues_where_it_failed(deployed: tuple[Path, str], browser_page: Page) -> None:
     """A stage is killed once; the page's Retry builds it and reuses what was finished before."""
     folder, address = deployed

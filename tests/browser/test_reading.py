@@ -282,6 +282,7 @@ def mlflow(built_full: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_mlflow_s_first_page_has_no_assistant_and_leaves_a_phone_to_the_experiments(
     browser: Browser, mlflow: str

@@ -64,6 +64,7 @@ def test_a_pipeline_on_a_cluster_of_two_workers_gives_the_same_bytes_and_errors(
     assert problem["code"] == "wrong_field" and problem["fix"] == "set ingest.read.2.text_field: text"
 
 
+@pytest.mark.long
 def test_on_two_workers_started_on_this_machine_documents_are_cleaned_to_the_same_bytes(
     run: Callable[..., Answer], tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_
     assert "uncorrectable ECC" in first and "out of memory" in second, "what was built tells of every try"
 
 
+@pytest.mark.long
 def test_a_stage_that_stops_for_a_signal_from_elsewhere_is_tried_again(run: Run, data_pipeline: Path) -> None:
     """SIGTERM to the process of a stage ended the whole run as cancelled, although no user had cancelled it."""
     os_module, errors = "__import__('os')", "__import__('infra.errors', fromlist=['errors'])"

@@ -373,6 +373,7 @@ def test_a_tokenizer_that_does_not_fit_is_named_before_a_model_is_asked(
         load_model(good, run)
 
 
+@pytest.mark.long
 def test_a_mirror_that_the_command_fills_serves_the_benchmarks_of_a_pipeline(
     model_dir: Path, tmp_path: Path, run: Run
 ) -> None:

@@ -39,6 +39,7 @@ def _config(folder: Path, **changed: Any) -> dict[str, Any]:
     return {"name": "mixed", "ingest": {"read": read}, "tokenizer": {"vocab_size": 400}, **shown}
 
 
+@pytest.mark.long
 def test_another_mixture_tokenises_nothing_again(run: Run, tmp_path: Path) -> None:
     config, store = write_config(tmp_path / "mixed.yaml", _config(tmp_path)), tmp_path / "store"
     answer = run("run", config, "--root", store, "--set", "pretrain.duration=20 batches")

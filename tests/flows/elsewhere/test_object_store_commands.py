@@ -44,6 +44,7 @@ def lab(s3_port: int, env: dict[str, str], built_full: Path, tmp_path_factory: p
         yield found
 
 
+@pytest.mark.long
 def test_a_model_is_talked_to_and_exported(lab: Lab, tmp_path: Path) -> None:
     said = lab.ask("b", "chat", "sft", "--prompt", "What does this return?", "--max-new-tokens", "4")
     assert [message["role"] for message in said["messages"]] == ["user", "assistant"]

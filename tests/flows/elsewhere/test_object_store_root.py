@@ -44,6 +44,7 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path / "config.yaml", short_config(tmp_path))
 
 
+@pytest.mark.long
 def test_what_one_machine_built_the_next_reuses_by_manifests_and_downloads_what_it_needs(
     lab: Lab, config: Path, built_data: Path
 ) -> None:

@@ -86,6 +86,7 @@ def server(servers_home: Server) -> Server:
     return servers_home
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_server_that_comes_back_is_told_what_it_missed(server: Server, tmp_path: Path, data_pipeline: Path) -> None:
     store = data_pipeline / "store"

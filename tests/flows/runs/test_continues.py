@@ -149,6 +149,7 @@ def test_rounds_of_another_number_of_batches_cannot_go_on() -> None:
     assert told(epochs=config["rlhf"].get("epochs", 1) + 1) == [("steps.more", "contradiction")]
 
 
+@pytest.mark.long
 def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path) -> None:
     def answer(command: str, *arguments: str, **steps: Any) -> Answer:
         config = write_config(tmp_path / "config.yaml", {"name": "branch", **SECTIONS, "steps": steps})

@@ -409,6 +409,7 @@ def test_what_does_not_train_needs_no_gpu_of_the_cluster(run: Callable[..., Answ
     assert answer.code == 0, answer.document["errors"]
 
 
+@pytest.mark.long
 def test_a_base_model_that_does_not_fit_is_refused_by_check_and_by_its_stage(
     run: Callable[..., Answer], tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_mlflow_holds_a_parent_run_a_child_for_each_stage_and_the_registered_mod
     assert {"profile.json", "profile_operators.txt", "profile_trace.json.gz"} <= {file.name for file in files.iterdir()}
 
 
+@pytest.mark.long
 def test_a_changed_learning_rate_builds_sft_and_plans_what_hangs_on_it(
     run: Run, built_full: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def _pairs_learnt(root: Path, rlhf: str) -> list[dict[str, Any]]:
     return lines(root / "preferences" / pairs / "train.jsonl")
 
 
+@pytest.mark.long
 def test_a_round_waits_for_judgements_and_a_policy_follows_them(
     judged_round: Callable[..., Path], built_full: Path, env: Mapping[str, str], tmp_path: Path
 ) -> None:

@@ -240,6 +240,7 @@ def told(run: FlowRun) -> tuple[str, str]:
     return run.state.name or "", run.state.message or ""
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_schedule_stays_through_deploys_and_runs_and_can_be_paused_and_resumed(house: House) -> None:
     config = house.named("kept")
@@ -447,6 +448,7 @@ def test_a_config_that_vanished_is_named_by_pipeline_and_stage(house: House) -> 
         assert f"{path}: the config file that this was deployed from is gone" in message
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_prefects_own_deploy_reads_prefect_yaml_and_the_config_at_each_run(house: House) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
@@ -510,6 +512,7 @@ def test_trials_of_a_sweep_that_a_command_began_are_runs_of_the_worker(house: Ho
 # gone, however young they were, end and leave the slot of their schedule.
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_schedule_goes_on_after_a_run_ended_and_died_without_its_server(house: House) -> None:
     """The first run never sends a second heartbeat, and its end is in its journal alone."""
@@ -533,6 +536,7 @@ def test_a_schedule_goes_on_after_a_run_ended_and_died_without_its_server(house:
     assert house.slots_in_use(deployment) == 0
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_without_a_sign_of_life_is_ended_whatever_its_state(house: House) -> None:
     """None of them ever sent a heartbeat, but the one that is alive."""

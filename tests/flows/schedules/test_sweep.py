@@ -97,6 +97,7 @@ def test_a_key_that_matters_beside_another_alone_is_swept(config: Path) -> None:
     assert len(sweep.arms) == 4
 
 
+@pytest.mark.long
 def test_a_killed_sweep_goes_on_and_shares_what_it_can(config: Path, env: dict[str, str], tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = ("sweep", config, "--key", f"{RATE}=1e-3,1e-2", "--seeds", "2", "--at-once", "2", "--root", store)

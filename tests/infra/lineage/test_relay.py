@@ -46,6 +46,7 @@ def metric_rows(root: Path) -> int:
 WHOLE = {"p": ["FINISHED"], "s": ["FINISHED"], "t": ["FINISHED"], "e": ["FAILED"]}
 
 
+@pytest.mark.long
 def test_without_its_server_history_waits_or_goes_on_in_the_same_database(
     root, story, mlflow_server, start_relay, eventually
 ) -> None:

@@ -87,6 +87,7 @@ def write_at_once(url: str) -> set[int]:
             return set().union(*pool.map(start, range(64)))
 
 
+@pytest.mark.long
 def test_a_server_ends_with_its_parent_and_its_folder_goes_with_the_next(
     start: Callable[..., tuple[subprocess.Popen[str], str]], tmp_path: Path
 ) -> None:

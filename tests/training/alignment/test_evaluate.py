@@ -60,6 +60,7 @@ def test_bits_per_byte_of_a_source_uses_its_own_bytes() -> None:
     assert bits_per_byte(math.log(2) * 5, 5.0) == pytest.approx(1.0)
 
 
+@pytest.mark.long
 def test_a_training_on_several_sources_tells_each_one_s_bits_per_byte(
     mixed_shards_dir: Path, tokenizer_dir: Path, tmp_path: Path, run: Run, journal: Any
 ) -> None:

@@ -71,6 +71,7 @@ def first(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return _pretrain(folder, inputs, duration="40 batches", keep_state={"every": "16 batches"})
 
 
+@pytest.mark.long
 def test_states_are_kept_by_policy(first: Path, inputs: dict[str, Path], tmp_path: Path) -> None:
     states = kept_states(first)
     assert [state.batch for state in states] == [16, 32, 40]
@@ -135,6 +136,7 @@ def test_other_data_and_another_rate_from_a_state_on(
     assert _seen(early, old) == _seen(kept_states(first)[0].folder) and sum(_seen(early, new)) == 4 * BATCH
 
 
+@pytest.mark.long
 def test_a_training_goes_on_with_longer_sequences(
     first: Path, inputs: dict[str, Path], weights: Weights, tmp_path: Path
 ) -> None:

@@ -144,6 +144,7 @@ def _returned(function: Callable[..., tuple[str, Any]], *arguments: Any) -> Any:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_odd_shapes_are_not_compiled_again_and_again() -> None:
     """As at the end of a batch that microbatches do not divide: a graph for the first shape, for any other, and for one

@@ -150,6 +150,7 @@ def _told_alike(one: Path, other: Path) -> None:
         assert (one / file).read_text() == (other / file).read_text()
 
 
+@pytest.mark.long
 def test_two_ranks_read_what_one_reads(
     train: Callable[..., list[frozenset[int]]], inputs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def one(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tu
     return folder, _train(inputs, "one", folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["layers", "sequences", "stages"])
 def test_two_ranks_train_as_one_process_which_then_goes_on(
     way: str, one: tuple[Path, list[dict[str, Any]]], inputs: dict[str, Path], tmp_path: Path, weights: Weights

@@ -63,6 +63,7 @@ def test_one_size_gives_no_law() -> None:
         fit([RunPoint(1e6, 1e6 * length, 5 - length / 10) for length in range(1, 8)])
 
 
+@pytest.mark.long
 def test_runs_that_came_to_the_same_are_one() -> None:
     few = [RunPoint(n, d, HOFFMANN.loss(n, d)) for n in (1e8, 1e9) for d in (1e9, 1e10)]
     with pytest.raises(ConfigError, match="3 runs of 2 sizes"):

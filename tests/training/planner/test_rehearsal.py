@@ -117,6 +117,7 @@ def test_the_command_rehearses_64_devices_and_links(tmp_path: Path) -> None:
     assert kinds == {("all_gather", "node"), ("reduce_scatter", "node"), ("all_reduce", "network")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launch", "model", "code", "words"),
     [
