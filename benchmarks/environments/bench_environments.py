@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -75,7 +76,11 @@ def main() -> None:
         start = stages.made(f"sft_{seed}", sft, learnt, {"model": able, "instructions": pairs["habit"]})
         config = RlhfConfig.model_validate(LEARNING | {"rollouts": args.rounds, "seed": seed})
         stages.made(f"calculator_{seed}", rlhf, config, {"model": start, "prompts": pairs["habit"]})
-    results = stages.figures("calculator", args.seeds)
+    print(table("calculator", stages.figures("calculator", args.seeds)))
+
+
+def table(task: str, results: Sequence[Mapping[str, float]]) -> str:
+    """Return a table of a task's figures: mean and spread over the seeds."""
     keys = (
         ("right before, %", "heldout_environment_sft", 100.0),
         ("right after, %", "heldout_environment_rlhf", 100.0),
@@ -84,9 +89,9 @@ def main() -> None:
         ("KL, nats per episode", "kl_to_sft", 1.0),
         ("seconds", "seconds", 1.0),
     )
-    print(f"| task | seeds | {' | '.join(name for name, _, _ in keys)} |\n|{'---|' * (len(keys) + 2)}")
+    head = f"| task | seeds | {' | '.join(name for name, _, _ in keys)} |\n|{'---|' * (len(keys) + 2)}"
     cells = [spread([factor * figures[key] for figures in results]) for _, key, factor in keys]
-    print(f"| calculator | {len(results)} | {' | '.join(cells)} |")
+    return f"{head}\n| {task} | {len(results)} | {' | '.join(cells)} |"
 
 
 def demonstrations(kind: str) -> list[list[dict[str, str]]]:

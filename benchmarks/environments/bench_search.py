@@ -23,7 +23,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.alignment.stages import Stages, spread
+from benchmarks.alignment.stages import Stages
+from benchmarks.environments.bench_environments import table
 from corpus.config import InstructionsConfig
 from corpus.instructions import instructions
 from corpus.tokens.chat_template import SPECIAL_TOKENS
@@ -107,18 +108,7 @@ def main() -> None:
         settings = LEARNING | {"environment": environment, "rollouts": args.rounds, "seed": seed}
         config = RlhfConfig.model_validate(settings)
         stages.made(f"search_{seed}", rlhf, config, {"model": start, "prompts": pairs["tasks"]})
-    results = stages.figures("search", args.seeds)
-    keys = (
-        ("right before, %", "heldout_environment_sft", 100.0),
-        ("right after, %", "heldout_environment_rlhf", 100.0),
-        ("calls before", "tool_calls_sft", 1.0),
-        ("calls after", "tool_calls_rlhf", 1.0),
-        ("KL, nats per episode", "kl_to_sft", 1.0),
-        ("seconds", "seconds", 1.0),
-    )
-    print(f"| task | seeds | {' | '.join(name for name, _, _ in keys)} |\n|{'---|' * (len(keys) + 2)}")
-    cells = [spread([factor * figures[key] for figures in results]) for _, key, factor in keys]
-    print(f"| search | {len(results)} | {' | '.join(cells)} |")
+    print(table("search", stages.figures("search", args.seeds)))
 
 
 def tasks_of(options: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_store_is_read_as_data_frames(tmp_path: Path) -> None:
     assert stemma.runs(tmp_path).empty and stemma.figures(tmp_path).empty
 
 
+def _session(folder: Path, blocks: Sequence[str]) -> str:
+    """Run blocks of code in one session of a new process; return what it printed."""
+    (folder / "session.py").write_text("\n".join(blocks))
+    done = subprocess.run(
+        [sys.executable, "session.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment(STEMMA_ROOT=str(folder / "store")),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.long
 def test_the_session_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Risk: the API and its guide part. Every block of Python in the page is executed, in one session."""
@@ -62,17 +78,8 @@ def test_the_session_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Monke
     write_config(tmp_path / "mine.yaml", config)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert len(blocks) == 7
-    (tmp_path / "session.py").write_text("\n".join(blocks))
-    done = subprocess.run(
-        [sys.executable, "session.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment(STEMMA_ROOT=str(tmp_path / "store")),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "pretrain built" in done.stdout and "tokenizer.vocab_size" in done.stdout
+    printed = _session(tmp_path, blocks)
+    assert "pretrain built" in printed and "tokenizer.vocab_size" in printed
 
 
 @pytest.mark.long
@@ -83,17 +90,8 @@ def test_the_notebook_runs_in_an_empty_folder(tmp_path: Path) -> None:
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 8 and not any(cell.get("outputs") for cell in cells)
     shown = "print(comparison.differences.to_string(), tokenizer.decode(answer[0]))"
-    (tmp_path / "session.py").write_text("\n".join([*code, shown]))
-    done = subprocess.run(
-        [sys.executable, "session.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment(STEMMA_ROOT=str(tmp_path / "store")),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The river of the village" in done.stdout and "pretrain.duration" in done.stdout
+    printed = _session(tmp_path, [*code, shown])
+    assert "The river of the village" in printed and "pretrain.duration" in printed
 
 
 @pytest.mark.long
