@@ -127,7 +127,7 @@ def test_importance_weights_are_truncated_ratios(kind: str) -> None:
 
 
 class Fake:
-    """A sampler in this process. deaths: how many of its next answers it dies at; `held`: what each answer waits for."""
+    """A sampler in this process. deaths: how many of its next answers it dies at; `held`: what each one waits for."""
 
     def __init__(self, deaths: int = 0) -> None:
         self.deaths = deaths
@@ -245,7 +245,6 @@ def test_what_a_round_used_in_free_order_is_used_again_after_a_kill(run: Run, tm
         ({"async": {"parts": 3}}, "async.parts: expected a divisor of the 2 prompts"),
         ({"async": {}, "refill_groups": 1}, "refill_groups: expected 0 with async"),
         ({"async": {}, "lora": {"quantize": "nf4"}}, "lora.quantize: expected null with async"),
-        ({"async": {}, "environment": {"use": "calculator"}}, "environment: expected none with async"),
         ({"async": {}, "algorithm": "raft", "minibatch_answers": 2}, "expected 0 for raft"),
     ],
 )
