@@ -83,7 +83,7 @@ class ModelActions:
                 "try",
                 "Try it",
                 f"A conversation with it{companion}, on the processor of this server.",
-                overall or ("" if _writes_text(store, folder, manifest) else "it scores text and writes none"),
+                overall or ("" if _writes_text(store, folder, manifest) else "it scores text and does not generate any"),
             ),
             ModelAction(
                 "export",

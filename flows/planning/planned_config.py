@@ -146,7 +146,7 @@ def write_config(plan: Mapping[str, Any], path: Path) -> None:
     """Write the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
     that `planned_config` raises."""
     if path.exists():
-        raise ConfigError(Problem("file_exists", str(path), "there is such a file already", "name another by --write"))
+        raise ConfigError(Problem("file_exists", str(path), "the file exists already", "choose another file with --write"))
     text = planned_config(plan, path.stem)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)

@@ -67,7 +67,7 @@ def failure_of(
     reason = _refusal(error)
     if reason is not None:
         path = str(getattr(error, "filename", None) or root)
-        message = f"{where} may not write or read it: {reason}"
+        message = f"{where} has no permission to read or write it: {reason}"
         return StageError(Problem("not_permitted", path, message, f"let user {os.geteuid()} write under {root}"))
     if fault := _machine_fault(error, where):
         return StageError(fault)

@@ -134,8 +134,8 @@ def test_a_full_disk_is_told_by_commands_without_a_store_and_leaves_no_part_of_a
     ("number", "message"),
     [
         (errno.EDQUOT, "the disk is full"),
-        (errno.EROFS, "may not write or read it"),
-        (errno.EACCES, "may not write or read it"),
+        (errno.EROFS, "has no permission to read or write it"),
+        (errno.EACCES, "has no permission to read or write it"),
         (errno.EIO, "the disk failed"),
     ],
 )

@@ -312,7 +312,7 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
 
     assert reasons("sft/0000000000000002") == ["It was not registered: a pipeline with the section register does that"]
     assert "next to pretrain/0000000000000001" in pages.get("/model/sft/0000000000000002").text
-    assert reasons("reward_model/0000000000000003")[0] == "It scores text and writes none"
+    assert reasons("reward_model/0000000000000003")[0] == "It scores text and does not generate any"
     assert reasons("pretrain/0000000000000001") == ["A gate refused it"] * 2
 
     address = "/model/sft/0000000000000002"
