@@ -420,7 +420,10 @@ def test_a_reward_model_is_no_partner_to_talk_to(tmp_path: Path, root: Path) -> 
     folder = model_folder(tmp_path / "judge", "LlamaForSequenceClassification")
     found = typed("chat", folder, "--prompt", "Hello", "--root", root)
     assert found.exit_code == 2
-    assert "scores or labels text and does not generate any (name a model that generates text, such as sft or rlhf)" in found.stderr
+    assert (
+        "scores or labels text and does not generate any (name a model that generates text, such as sft or rlhf)"
+        in found.stderr
+    )
 
 
 def test_what_is_no_model_is_met_with_the_models_that_there_are(root: Path) -> None:

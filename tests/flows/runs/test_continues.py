@@ -92,7 +92,7 @@ def test_check_says_where_the_rest_of_an_epoch_comes_in_another_order() -> None:
     }
     nodes = graph(parse({"name": "x", **SECTIONS, **tuned, "steps": steps}))
     notes = branch_notes(nodes, {name: PlannedStage(node, "build") for name, node in nodes.items()})
-    told = "the rest of the epoch that it goes on in comes in another order"
+    told = "the rest of the epoch is read in a different order"
     assert f"larger: shuffle_block and global_batch_tokens are not as in pretrain: {told}" in notes["larger"]
     assert f"tuned: seed is not as in sft: {told}" in notes["tuned"]
     assert told not in notes["elsewhere"]

@@ -229,7 +229,7 @@ def test_values_reach_the_template_in_tuning_and_chat_or_are_refused(tmp_path: P
         with pytest.raises(ConfigError, match=rf"{section}\.chat_template_kwargs\.enable_thought.*does not read"):
             chat_notes(graph(parse(measured)))
     ours = {**config, "base_model": {"path": str(tmp_path), "chat_template": "stemma"}}
-    with pytest.raises(ConfigError, match=r"sft\.chat_template_kwargs: .*which takes no values"):
+    with pytest.raises(ConfigError, match=r"sft\.chat_template_kwargs: .*which takes none"):
         chat_notes(graph(parse({**ours, "sft": {"chat_template_kwargs": values}})))
     shown_by = CliRunner().invoke(command, [str(tmp_path), "--chat-template-kwargs", json.dumps(values)])
     assert shown_by.exit_code == 0 and "</think>↵↵⟦5.<|im_end|>⟧" in shown_by.output
