@@ -95,7 +95,7 @@ def test_why_answers_for_the_settings_that_are_named(built_data: Path) -> None:
     told = typed(*named, "--set", "tokenizer.vocab_size=400").stdout
     assert "tokenizer was built in run" in told and told.endswith(": the store had none to reuse\n")
     told = typed(*named, "--set", "tokenizer.vocab_size=420").stdout
-    assert told == ("tokenizer would be built, no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
+    assert told == ("tokenizer would be built; no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
 
 
 @pytest.mark.parametrize(

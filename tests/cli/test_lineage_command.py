@@ -166,7 +166,7 @@ def test_a_beginning_must_be_unique(run: Run, tmp_path: Path) -> None:
     twice = next(letter for letter in letters if letters.count(letter) > 1)
     answer = run("lineage", f"clean/{twice}", "--root", store.root)
     assert answer.code == 2
-    assert f"{letters.count(twice)} artifacts begin like this" in answer.document["errors"][0]["message"]
+    assert f"{letters.count(twice)} artifacts have this prefix" in answer.document["errors"][0]["message"]
     whole = run("lineage", f"clean/{made[0].fingerprint[:12]}", "--root", store.root)
     assert whole.document["nodes"][0]["fingerprint"] == made[0].fingerprint
 

@@ -173,7 +173,7 @@ def test_a_disk_that_cannot_be_written_can_be_read_and_is_told_when_written(
 
 def test_a_store_cannot_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Exception, match="a folder was expected"):
+    with pytest.raises(Exception, match="expected a folder"):
         Store(tmp_path / "file")
     (tmp_path / "below").touch()
     with pytest.raises(StageError, match="cannot be written"):

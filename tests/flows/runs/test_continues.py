@@ -165,7 +165,7 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
     assert asked.with_status("build") == {"longer", "measure_longer"}
     assert asked.rows()["longer"]["because"] == ["steps.longer.optimizer.learning_rate changed: 0.001 → 0.0001"]
     assert answer("check", longer={**LONGER, "continues": {"step": "pretrain"}}).rows()["longer"]["because"] == [
-        "its input state has other content"
+        "the content of its input state changed"
     ]
     place = built.rows()["longer"]["path"]
     family = run("lineage", place, "--root", store).document

@@ -207,7 +207,7 @@ def test_a_job_that_the_cluster_refuses_says_why(cluster: KubernetesCluster, tmp
     settings = {**SETTINGS, "kubernetes": {"image": "x", "pod": {"dnsPolicyy": "Default"}}}
     out, _ = on_cluster(tmp_path, 1, environment=cluster.variables, **settings).communicate(timeout=200)
     assert (
-        out.startswith("kubernetes_refused: launch.kubernetes: Kubernetes did not take the Job") and "dnsPolicyy" in out
+        out.startswith("kubernetes_refused: launch.kubernetes: Kubernetes rejected the Job") and "dnsPolicyy" in out
     )
 
 
