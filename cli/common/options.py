@@ -43,6 +43,21 @@ def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def host_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    message = "Address to listen on, by default 127.0.0.1; non-loopback addresses need $STEMMA_AUTH."
+    return click.option("--host", help=message)(function)
+
+
+def port_option(name: str, default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    message = f"By default {default}, or the next free port."
+    return click.option(name, type=click.IntRange(1, 65535), help=message)
+
+
+def new_folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option("--out", type=kind, required=True, help="A new folder.")(function)
+
+
 class JsonObject(click.ParamType[dict[str, Any]]):
     """A mapping as JSON."""
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import CONFIG, SEED, FiniteRange, reach_server, root_of, root_option, say_local
+from cli.common.options import (
+    CONFIG,
+    SEED,
+    FiniteRange,
+    new_folder_option,
+    reach_server,
+    root_of,
+    root_option,
+    say_local,
+)
 from cli.common.output import as_json, print_table
 from cli.common.progress import ProgressJournal, working
 from cli.models.chat import writing_model
@@ -34,7 +43,7 @@ def command() -> None:
 
 @command.command("export", short_help="Write pairs of answers for people to judge.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@new_folder_option
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import SEED, root_of, root_option
+from cli.common.options import SEED, new_folder_option, root_of, root_option
 from cli.common.output import as_json, print_table
 
 
@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command("export", short_help="Write documents for people to review.")
 @click.argument("artifact", shell_complete=artifacts)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@new_folder_option
 @click.option("--documents", "count", type=click.IntRange(1), default=200, show_default=True)
 @click.option("--by-source", is_flag=True, help="Draw equally from each source, so that small sources are seen too.")
 @click.option("--seed", type=SEED, default=17, show_default=True, help="Seed for drawing documents.")

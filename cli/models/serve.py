@@ -12,15 +12,15 @@ from typing import Any
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import root_of, root_option
+from cli.common.options import host_option, port_option, root_of, root_option
 from cli.common.output import as_json, print_warnings
 from cli.models.chat import refused_by_gates, writing_model
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=artifacts)
-@click.option("--host", help="Address to listen on, by default 127.0.0.1; non-loopback addresses need $STEMMA_AUTH.")
-@click.option("--port", type=click.IntRange(1, 65535), help="By default 8000, or the next free one.")
+@host_option
+@port_option("--port", 8000)
 @click.option(
     "--engine",
     type=click.Choice(["auto", "own", "vllm"]),

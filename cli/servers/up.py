@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from cli.common.options import root_of, root_option
+from cli.common.options import host_option, port_option, root_of, root_option
 from cli.common.output import as_json, print_warnings
 from infra.errors import Problem
 
 
 @click.command("up")
 @root_option
-@click.option("--prefect-port", type=click.IntRange(1, 65535), help="By default 4200, or the next free port.")
-@click.option("--mlflow-port", type=click.IntRange(1, 65535), help="By default 5000, or the next free port.")
-@click.option("--host", help="Address to listen on, by default 127.0.0.1; non-loopback addresses need $STEMMA_AUTH.")
+@port_option("--prefect-port", 4200)
+@port_option("--mlflow-port", 5000)
+@host_option
 @click.option(
     "--keep-days",
     type=click.IntRange(0),

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from infra.errors import StageError, stage_error
+from infra.errors import stage_error
 
 COPY_IN = "put the file into the folder; cp -rL copies the targets of links"
 MOST_WILDCARDS = 32
@@ -94,15 +94,6 @@ def check_inside(paths: Iterable[Path], inside: Sequence[Path], where: str, fix:
         if not any(real.is_relative_to(home) for home in inside):
             message = f"{path} is a link that leads out of {inside[0]}, to {real}"
             raise stage_error("unsafe_file", where, message, fix)
-
-
-def is_inside(path: Path, inside: Sequence[Path]) -> bool:
-    """Return whether a path, all links resolved, ends in one of the folders `inside`."""
-    try:
-        check_inside([path], inside, "")
-    except StageError:
-        return False
-    return True
 
 
 def _target(path: Path) -> str:

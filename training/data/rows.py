@@ -98,9 +98,13 @@ class Fitted(Generic[E]):
                 "no_room",
                 f"{stage}.max_length",
                 f"expected {side} {self.kind} that fit {max_length:,} tokens, all {self.dropped:,} are longer",
-                "raise it, take a model with more positions, or set too_long: cut_prompt",
+                "raise it, use a model with more positions, or set too_long: cut_prompt",
             )
         return self
+
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """Return the figures of a stage about examples that did not fit."""
+        return {f"{prefix}prompts_cut": float(self.cut), f"{prefix}pairs_dropped": float(self.dropped)}
 
 
 class LengthLimit:
