@@ -147,7 +147,7 @@ def _teacher(
     """
     if "teacher" not in inputs:
         fix = "give the input teacher, or an endpoint for a teacher that writes text"
-        raise stage_error("no_teacher", "distill.inputs.teacher", "expected a teacher, there is none", fix)
+        raise stage_error("no_teacher", "distill.inputs.teacher", "expected a teacher, but there is none", fix)
     teacher = load(inputs["teacher"])
     rows = teacher.config.vocab_size, student.config.vocab_size
     differ = f"a vocabulary of {rows[1]:,}, that of the student, not {rows[0]:,}" if rows[0] != rows[1] else ""
@@ -156,7 +156,7 @@ def _teacher(
         if entries := len(vocabulary.items() ^ chat.tokenizer.get_vocab().items()):
             differ = f"the tokenizer of the student; {entries:,} entries of them differ"
     if differ:
-        fix = "take a teacher of the same tokenizer; one of another can write answers (generate_instructions) for sft"
+        fix = "use a teacher with the same tokenizer; any teacher can write answers for sft (generate_instructions)"
         raise stage_error("other_vocabulary", "teacher", f"expected {differ}", fix)
     max_length = min(limit_length(model, config.max_length) for model in (student, teacher))
     if problems := config.problems(max_length):

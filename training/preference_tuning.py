@@ -227,7 +227,7 @@ def _pairs(
     name, limit = ("training", None) if side == "train" else ("held-out", config.heldout_limit)
     ties = len(rows) - len(decided)
     if ties:
-        message = f"{ties:,} {name} pairs are ties, which say nothing here, and left out"
+        message = f"{ties:,} {name} pairs are ties, which are not used here, and are left out"
         run.event("ties_left_out", f"preference_tuning: {message}")
     fitting = fitted_pairs(chat, decided[:limit], max_length, config.too_long)
     return fitting.report("preference_tuning", name, max_length, run), ties

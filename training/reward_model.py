@@ -209,7 +209,7 @@ def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Pa
         raise stage_error(
             "no_order",
             "preferences",
-            f"expected held-out pairs of which one answer is better, all {len(apart):,} are ties",
+            f"expected held-out pairs with a better answer, but all {len(apart):,} are ties",
             "give more pairs",
         )
     margins = apart[decided]

@@ -137,7 +137,7 @@ def find_device(name: str) -> Device:
             "unknown_hardware",
             "--gpu",
             f"expected one of {known}, not {name!r}",
-            f"{nearest}add others by an entry in training/core/devices.py with the figures of its data sheet",
+            f"{nearest}to add another device, add an entry with its data-sheet figures in training/core/devices.py",
         )
     )
 

@@ -34,7 +34,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             raise stage_error(
                 "bad_model",
                 "pretrain.model.transformers",
-                f"transformers takes no such config: {str(error).splitlines()[0]}",
+                f"transformers rejects this config: {str(error).splitlines()[0]}",
                 "give a model_type of this version of transformers, with the keys of its config class",
             ) from error
     shape = config.shape()

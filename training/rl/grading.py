@@ -175,7 +175,7 @@ class Graders:
                 answer = repr(questions[grader.answer].answer[:80])
                 message = f"it gave no reward for the answer {answer} within {grader.allowed_s:g} s"
                 raise stage_error(
-                    "reward_function_hangs", where, message, "have it end, or raise rlhf.reward_timeout_s"
+                    "reward_function_hangs", where, message, "make it return, or raise rlhf.reward_timeout_s"
                 )
 
     def _check_death(self, grader: _Grader, path: str, questions: Sequence[Answered], deaths: Counter[int]) -> None:

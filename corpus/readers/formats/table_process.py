@@ -134,7 +134,7 @@ def _crash_error(code: int, file: Place, location: str) -> StageError:
         )
     cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return stage_error(
-        "corrupt_file", str(file), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
+        "corrupt_file", str(file), f"reading it crashed {location} ({cause}): the file is damaged", "download it again"
     )
 
 

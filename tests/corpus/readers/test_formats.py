@@ -316,7 +316,7 @@ def truncated(name: str, content: bytes, cut: int) -> tuple[str, bytes]:
         (*truncated("a.parquet", parquet(), 40), ["a.parquet", "Parquet"]),
         (*truncated("a.arrow", arrow(), 300), ["a.arrow", "Arrow"]),
         (*truncated("a.warc.gz", pages(), 400), ["a.warc.gz", "gzip"]),
-        (*truncated("a.warc", pages(gzipped=False), 400), ["a.warc:44", "not a whole WARC archive: record 44"]),
+        (*truncated("a.warc", pages(gzipped=False), 400), ["a.warc:44", "not a complete WARC archive: record 44"]),
         ("b.warc.gz", gzip.compress(b"plain words\n"), ["b.warc.gz", "not a WARC archive"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

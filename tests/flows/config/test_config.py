@@ -335,7 +335,7 @@ def test_check_names_files_that_no_reader_reads(run: Callable[..., Answer], tmp_
         (1, ["unread_format"]),
         (0, []),
     ]
-    assert "of 3 files no reader reads 2 PDF files, e.g. " in answers[0].document["errors"][0]["message"]
+    assert "of 3 files no reader supports 2 PDF files, e.g. " in answers[0].document["errors"][0]["message"]
     assert (
         "ingest.read.0: skipped, because no reader supports these files: 2 PDF files"
         in answers[1].rows()["ingest"]["note"]

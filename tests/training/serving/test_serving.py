@@ -104,7 +104,7 @@ def test_chat_and_completions_say_what_the_model_says(url: str, base_dir: Path) 
     [
         ({"model": "gpt-4", "messages": [{"role": "user", "content": "x"}]}, 404, "there are base, other"),
         ({"messages": [{"role": "judge", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "system", "content": "x"}]}, 400, "expected a message of the user"),
+        ({"messages": [{"role": "system", "content": "x"}]}, 400, "expected a user message"),
         ({"messages": []}, 400, "messages"),
     ],
 )
@@ -379,7 +379,7 @@ def test_who_talks_to_a_refused_model_or_gives_it_away_is_told(base_dir: Path, t
     unlike = ("serve", folder, "--engine", "vllm", "--host", "0.0.0.0")  # refused before it serves, and after it warned
     for words in (("chat", "sft", "--prompt", "Hi", "--max-new-tokens", "2", *root), unlike):
         told = stemma(*words, env=env | {"STEMMA_AUTH": f"{KNOWN.user}:{KNOWN.password}"})
-        assert f"warning: sft/{model.fingerprint[:8]}: a gate refused it: {REASON['message']}" in told.stderr
+        assert f"warning: sft/{model.fingerprint[:8]}: a gate rejected it: {REASON['message']}" in told.stderr
     out = tmp_path / "hub"
     refused = stemma("export", folder, out, env=env)
     assert (refused.code, refused.document["status"], out.exists()) == (3, "refused", False)
