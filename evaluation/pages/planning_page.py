@@ -57,7 +57,7 @@ _SCRIPT = """
       energy: short(hours * v.gpus * given.kw) + ' kWh',
       carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
       loss: given.law.length ? (given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
-        + given.law[2] / Math.pow(v.tokens, given.law[4])).toFixed(3) + ' nats a token' : 'the law has none',
+        + given.law[2] / Math.pow(v.tokens, given.law[4])).toFixed(3) + ' nats per token' : 'the law has none',
       memory: (given.state_gb * v.parameters / given.parameters + given.other_gb).toFixed(1)
         + ' GB per device, in the layout of the plan',
     };
@@ -151,7 +151,7 @@ def _figures(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]
         "loss over compute",
         [Line("best size and length", [(math.log10(flops), loss) for flops, loss in curves["loss"]], "train")],
         x_label="FLOPs",
-        y_label="loss (nats a token)",
+        y_label="loss (nats per token)",
         x_format=lambda power: f"1e{power:g}",
     )
     if chart:

@@ -49,7 +49,7 @@ def reserved_port(
             raise stage_error(
                 "port_in_use", "", f"port {port} is in use by {holder(port)}", "stop it, or ask for another port"
             )
-    raise stage_error("port_in_use", "", f"no free port from {preferred} on", "ask for another port")
+    raise stage_error("port_in_use", "", f"no free port from {preferred} on", "choose another port")
 
 
 def is_free(port: int, host: str = HOST) -> bool:
@@ -62,7 +62,7 @@ def is_free(port: int, host: str = HOST) -> bool:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 message = f"{host} is not an address of this machine"
                 raise stage_error(
-                    "bad_address", "--host", message, f"0.0.0.0 is all of them, {HOST} this machine"
+                    "bad_address", "--host", message, f"0.0.0.0 listens on all addresses, {HOST} on this machine only"
                 ) from None
             return False
         return True

@@ -89,7 +89,7 @@ def test_sliders_compute_what_the_plan_does(wishes: dict, tmp_path: Path) -> Non
         page.goto((tmp_path / "plan.html").as_uri())
         assert page.inner_text("#plan-time") == f"{found['hours']:.1f} h"
         assert page.inner_text("#plan-cost") == f"{found['cost_usd']:,.0f} USD"
-        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats a token"
+        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats per token"
         twice = "slider => { slider.value = Math.log10(32); slider.dispatchEvent(new Event('input', {bubbles: true})) }"
         page.eval_on_selector("input[name=gpus]", twice)
         assert page.inner_text("#plan-time") == f"{found['hours'] / 2:.1f} h"
