@@ -94,6 +94,8 @@ def _read(path: Path) -> dict[str, Any]:
         content = read_own_json(path)
     except BadJson as error:
         raise _bad(path, f"not JSON: {error.problems[0].message}") from None
+    except OSError as error:
+        raise _bad(path, f"cannot be read: {error.strerror}") from None
     if not isinstance(content, dict):
         raise _bad(path, "expected an object")
     return content

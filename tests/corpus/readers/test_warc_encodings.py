@@ -54,6 +54,8 @@ CODINGS = {
     "x-gzip": ([("Content-Encoding", "X-GZip")], gzip.compress(PAGE)),
     "stacked": ([("Content-Encoding", "gzip, br")], brotli.compress(gzip.compress(PAGE))),
     "stacked with zstd": ([("Content-Encoding", "deflate, identity, zstd")], zstd(zlib.compress(PAGE))),
+    "in two lines": ([("Content-Encoding", "gzip"), ("content-encoding", "gzip")], gzip.compress(gzip.compress(PAGE))),
+    "of the transfer": ([("Transfer-Encoding", "gzip, chunked")], chunked(gzip.compress(PAGE))),
     "chunked": ([("Transfer-Encoding", "Chunked")], chunked(PAGE)),
     "both": ([("Transfer-Encoding", "CHUNKED"), ("Content-Encoding", "zstd")], chunked(zstd(PAGE))),
     "a coding that is none": ([("Content-Encoding", "UTF-8")], PAGE),
