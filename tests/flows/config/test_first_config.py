@@ -275,7 +275,7 @@ def test_what_is_no_form_or_two_is_refused_with_what_decides(
         ({"id": {"0": 0, "1": 1}, "text": {"0": PROSE, "1": PROSE}}, 'a column under each key (write its rows as JSON'),
         ({"id": [0, 1], "text": [PROSE, PROSE]}, "a column under each key"),
         ({"columns": ["text"], "index": [0, 1], "data": [[PROSE], [PROSE]]}, "rows under `data`"),
-        ({"version": "1.1", "data": [{"text": PROSE}] * 3}, """a list of 3 under `data` (write the list alone, e.g. by `jq"""),
+        ({"version": "1.1", "data": [{"text": PROSE}] * 3}, "a list of 3 under `data` (write the list alone"),
         ([PROSE, PROSE], "found a string (write one JSON object per line"),
     ],
 )  # fmt: skip
