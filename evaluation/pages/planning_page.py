@@ -37,7 +37,10 @@ _SCRIPT = """
     return v.toPrecision(3);
   }
   function span(h) {
-    return 3600 * h < 1 ? 'under 1 s' : 60 * h < 1 ? (3600 * h).toFixed(0) + ' s' : h < 1 ? (60 * h).toFixed(0) + ' min' : h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
+    if (3600 * h < 1) return 'under 1 s';
+    if (60 * h < 1) return (3600 * h).toFixed(0) + ' s';
+    if (h < 1) return (60 * h).toFixed(0) + ' min';
+    return h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
   }
   function value(key) {
     const v = Math.pow(10, parseFloat(box.querySelector('[name=' + key + ']').value));
@@ -57,7 +60,8 @@ _SCRIPT = """
     const bytes = given.state_gb * v.parameters / given.parameters + given.other_gb;
     const out = {
       compute: flops.toExponential(2) + ' FLOPs', time: span(hours),
-      cost: cost < 0.01 ? 'under 0.01 USD' : (cost < 100 ? cost.toFixed(2) : Math.round(cost).toLocaleString('en')) + ' USD',
+      cost: cost < 0.01 ? 'under 0.01 USD'
+        : (cost < 100 ? cost.toFixed(2) : Math.round(cost).toLocaleString('en')) + ' USD',
       energy: short(hours * v.gpus * given.kw) + ' kWh',
       carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
       loss: !given.law.length ? 'the law has none' : loss > given.guessing ? 'none: the law does not hold for so little'
@@ -120,7 +124,15 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     ]
     facts = [("model", plan["model"]), ("devices", f"{plan['gpus']} {plan['gpu']}"), ("kernels", plan["kernels"])]
     head = Opening([title(plan)], key_figures=_key_figures(plan))
-    return render_page(f"Plan: {plan['model']}", "training plan", facts, sections, opening=head, script=_SCRIPT, footer="Made by Stemma.")
+    return render_page(
+        f"Plan: {plan['model']}",
+        "training plan",
+        facts,
+        sections,
+        opening=head,
+        script=_SCRIPT,
+        footer="Made by Stemma.",
+    )
 
 
 def _assumption(text: str) -> tuple[str, str]:
