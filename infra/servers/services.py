@@ -213,7 +213,8 @@ class _Starter:
         while waiting:
             for name, spec in list(waiting.items()):
                 service = self.known[name]
-                if spec.answers(service):
+                # Another program may answer at the address of one that has ended.
+                if service.alive and spec.answers(service):
                     self.say(f"{TITLES[name]} answers after {time.monotonic() - begin:.1f} s  {spec.url}".rstrip())
                     del waiting[name]
                 elif not service.alive or time.monotonic() - begin > START_TIMEOUT_S:
