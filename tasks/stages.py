@@ -73,7 +73,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "ingest",
             about="Read text from outside as documents.",
-            version=8,
+            version=9,
             config=IngestConfig,
             function="corpus.ingest:ingest",
             makes="documents",
@@ -153,7 +153,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "benchmark_text",
             about="Text of every test item of the evaluations, used to decontaminate data.",
-            version=4,
+            version=5,
             config=BenchmarkTextConfig,
             function="evaluation.benchmark_text:benchmark_text",
             makes="test_items",
@@ -161,7 +161,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "decontaminate",
             about="Documents that contain no test item of the benchmarks.",
-            version=5,
+            version=6,
             config=DecontaminateConfig,
             function="corpus.decontaminate.stage:decontaminate",
             inputs=(needs("documents"), needs("benchmark_text", "test_items")),
@@ -179,7 +179,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "tokenizer",
             about="A tokenizer, trained on the documents or imported.",
-            version=3,
+            version=4,
             config=TokenizerConfig,
             function="corpus.tokenizer:tokenizer",
             inputs=(needs("documents"),),
@@ -261,7 +261,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=8,
+            version=9,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -279,7 +279,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=10,
+            version=11,
             config=PreferencesConfig,
             function="corpus.preferences:preferences",
             inputs=(may_have("benchmark_text", "test_items"),),

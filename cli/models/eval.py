@@ -167,7 +167,7 @@ def command(
 
 
 def _kept_parts(root: Path, options: EvalOptions) -> KeptParts | None:
-    """Where scores are kept until all models are scored; None if the store is not writable."""
+    """The storage of scores until all models are scored; None if the store is not writable."""
     from evaluation.config import mirrored_files
     from evaluation.results.kept_parts import KeptParts, state_of
 

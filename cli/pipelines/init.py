@@ -52,7 +52,7 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """Inspect DATA (files, folders or globs of any format, or folders with Hugging Face datasets) and write a config.
 
-    Documents, instructions and preferences are told apart by sampling records from all files; the reason is printed.
+    Documents, instructions and preferences are recognised from a sample of the records of all files, with the reason.
     If two interpretations are equally likely, the command asks in a terminal; elsewhere it lists both with the option
     that decides. Sizes are chosen to fit the text; tokens, disk and time are estimates. An existing file is not
     overwritten.

@@ -248,11 +248,11 @@ class _Unpacked(io.RawIOBase):
                 return len(part)
 
     def _next_stream(self) -> bytes:
-        """The beginning of the next stream, b"" behind the last; streams of xz and gzip may have zeros behind
-        them, as tapes and block devices leave them."""
+        """The beginning of the next stream, b"" behind the last; streams may have zeros behind them, as tapes and block
+        devices leave them."""
         data = self._unpacker.unused_data if self._unpacker else b""
         while True:
-            data = data.lstrip(b"\0") if self._kind in ("xz", "gzip") else data
+            data = data.lstrip(b"\0")
             if data:
                 return data
             data = self._file.read(BUFFER_BYTES)

@@ -41,6 +41,7 @@ def renewals(database: str) -> list[tuple[str, int, float]]:
         return list(cursor.fetchall())
 
 
+@pytest.mark.long
 def test_a_stage_renews_its_lease_and_is_told_no_password(
     cold_env: dict[str, str], data_pipeline: Path, database: str
 ) -> None:

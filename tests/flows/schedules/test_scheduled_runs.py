@@ -317,12 +317,13 @@ def missed(house: House) -> Callable[[UUID, list[datetime]], list[FlowRun]]:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("catch_up", "names"),
     [
         ("latest", ["Cancelled", "Completed"]),
-        pytest.param("none", ["Cancelled", "Cancelled"], marks=pytest.mark.long),
-        pytest.param("all", ["Completed", "Completed"], marks=pytest.mark.long),
+        ("none", ["Cancelled", "Cancelled"]),
+        ("all", ["Completed", "Completed"]),
     ],
 )
 def test_dates_that_were_missed_are_made_up_for_by_the_stated_policy(

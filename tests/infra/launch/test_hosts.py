@@ -109,7 +109,7 @@ def test_a_rank_that_hangs_on_another_host_is_named(hosts: Network, tmp_path: Pa
     assert out.splitlines()[-1] == ENDED
 
 
-@pytest.mark.parametrize("victim", ["stage", "agent"])
+@pytest.mark.parametrize("victim", ["stage", pytest.param("agent", marks=pytest.mark.long)])
 def test_no_rank_outlives_its_stage_or_its_agent(hosts: Network, tmp_path: Path, victim: str) -> None:
     stage = on_cluster(tmp_path, 900, **_on(hosts, restarts=0))
     rank = _pid(tmp_path, 1)

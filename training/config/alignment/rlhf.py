@@ -297,8 +297,6 @@ class RlhfConfig(ChatTrainerConfig):
     def _check_environment(self) -> None:
         if self.environment is None:
             return
-        if self.sampler == "vllm":
-            raise ValueError("sampler: expected own with an environment, whose turns vLLM does not sample yet")
         if self.overlong_tokens:
             raise ValueError("overlong_tokens: expected 0 with an environment: an episode has several answers")
         if self.best_of > 1:
@@ -329,10 +327,6 @@ class RlhfConfig(ChatTrainerConfig):
             raise ValueError(
                 "refill_groups: expected 0 with async: refilled answers would be sampled while the trainer waits; "
                 "leave async out, or set it to 0"
-            )
-        if self.environment is not None:
-            raise ValueError(
-                "environment: expected none with async, whose samplers write single answers; leave async out"
             )
         if self.lora and self.lora.quantize:
             raise ValueError(

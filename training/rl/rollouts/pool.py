@@ -132,7 +132,7 @@ class SamplerPool:
     def _log(self, number: int, answers: Sequence[PartAnswers], began: float) -> None:
         """Record the figures of a round as its answers are taken."""
         now = time.perf_counter()
-        tokens = sum(len(ids) for part in answers for ids in part.ids)
+        tokens = sum(len(row) for part in answers for row in part.versions)
         seconds = sum(part.seconds for part in answers)
         versions = [row for part in answers for row in part.versions]
         with self._changed:
