@@ -84,7 +84,7 @@ def test_check_reads_the_first_record_of_every_source(tmp_path: Path, root: Path
     found = typed("check", write_config(tmp_path / "config.yaml", config), "--root", root)
     assert found.exit_code == 1
     first, second, third = sorted(line for line in found.stderr.splitlines())
-    assert "pairs.jsonl:1: expected the field instruction, there are: asked, said" in first
+    assert "pairs.jsonl:1: expected the field instruction; the fields are: asked, said" in first
     assert "set instructions.read.0.prompt_field" in first
     assert second.startswith("error: ingest.read.0.paths.0: expected files, found an empty folder")
     assert "gone" in third

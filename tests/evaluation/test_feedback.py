@@ -109,7 +109,7 @@ def test_an_export_is_read_back_and_a_changed_one_refused(export: Export, tmp_pa
     (folder / "pairs.jsonl").write_text(changed)
     with pytest.raises(StageError, match="not the one that"):
         Export.read(folder)
-    with pytest.raises(StageError, match="name the folder of an export"):
+    with pytest.raises(StageError, match="give the folder of an export"):
         Export.read(tmp_path)
 
 

@@ -156,7 +156,7 @@ def test_a_missing_column_is_named(write: Callable[..., str]) -> None:
     path = write("a.csv", "id,body\n1,A text.\n")
     source = FileDocuments(paths=[path])
     with pytest.raises(
-        StageError, match=r"expected the field text, there are: body, id .set ingest.read.0.text_field: body"
+        StageError, match=r"expected the field text; the fields are: body, id .set ingest.read.0.text_field: body"
     ):
         list(read_texts(source, FilePart(Path(path), 0), "ingest.read.0"))
 

@@ -372,7 +372,7 @@ def test_what_is_no_pair_is_put_aside_with_the_reason(record, reason, write):
 def test_a_file_without_answers_is_refused_by_its_first_record(write):
     path = write("pairs.jsonl", json.dumps({"prompt": "Why?", "answer": "Yes.", "rejected": "No."}) + "\n")
     source = FilePreferences(paths=[path])
-    with pytest.raises(StageError, match=r"expected the field chosen, there are: answer, prompt, rejected"):
+    with pytest.raises(StageError, match=r"expected the field chosen; the fields are: answer, prompt, rejected"):
         list(file_pairs(source, source.places(), "preferences.read.0"))
 
 

@@ -82,7 +82,7 @@ def test_a_ranking_without_a_prompt_is_put_aside_or_where_the_first_has_none_ref
     lines, out = _built([*ranked, {"answers": ["yes", "no"]}], build, write, lines_of)
     assert len(lines) == 12
     assert [row["reason"] for row in lines_of(out / "aux" / "quarantine.jsonl")] == ["no field instruction"]
-    with pytest.raises(StageError, match="expected the field instruction, there are: answers"):
+    with pytest.raises(StageError, match="expected the field instruction; the fields are: answers"):
         _built([{"answers": ["yes", "no"]}, *ranked], build, write, lines_of)
 
 

@@ -256,7 +256,7 @@ def test_a_column_that_stands_twice(build, write):
     out = io.BytesIO()
     pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), out)
     path = write("a.parquet", out.getvalue())
-    with pytest.raises(StageError, match="expected one column text, it has 2 of that name"):
+    with pytest.raises(StageError, match="expected one column text, but it has 2 of that name"):
         build(ingest, config(path))
     out = build(ingest, config(path, write("b.txt", "b"), broken_files="quarantine"))
     assert [document.text for document in read_documents(out)] == ["b"]

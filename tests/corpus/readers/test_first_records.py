@@ -47,13 +47,13 @@ def test_everything_wrong_with_the_first_records_is_told_at_once(tmp_path: Path)
         (
             "wrong_field",
             f"{tmp_path / 'a.jsonl'}:1",
-            "expected the field text, there are: content, title",
+            "expected the field text; the fields are: content, title",
             "set ingest.read.1.text_field: content",
         ),
         (
             "wrong_field",
             str(tmp_path / "rows.parquet"),
-            "expected the column text, there are: txt, url",
+            "expected the column text; the columns are: txt, url",
             "set ingest.read.2.text_field: txt; files of another kind need a separate source",
         ),
         (

@@ -36,7 +36,7 @@ def test_datasets_saved_to_disk(build, dataset, tmp_path):
     dataset.save_to_disk(tmp_path / "two")
     assert texts(build(ingest, config(tmp_path / "one"))) == TEXTS["train"]
     assert texts(build(ingest, config(tmp_path / "two", split="test"))) == TEXTS["test"]
-    with pytest.raises(StageError, match="expected the split validation, there are: test, train"):
+    with pytest.raises(StageError, match="expected the split validation; the splits are: test, train"):
         build(ingest, config(tmp_path / "two", split="validation"))
 
 

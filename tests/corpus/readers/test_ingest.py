@@ -166,7 +166,7 @@ def test_bad_input_is_one_line_that_names_it(build, write, tmp_path, name, conte
 
 def test_a_parquet_file_without_the_column_lists_those_it_has(build, tmp_path):
     path = parquet(tmp_path / "a.parquet", body=["x"], url=["y"])
-    with pytest.raises(StageError, match=r"there are: body, url.*ingest\.read\.0\.text_field"):
+    with pytest.raises(StageError, match=r"columns are: body, url.*ingest\.read\.0\.text_field"):
         build(ingest, files(path))
 
 

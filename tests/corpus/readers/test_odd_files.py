@@ -77,7 +77,7 @@ def test_lines_of_json_are_lines(tmp_path: Path) -> None:
 
 def test_splits_are_listed_once(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "train"]}')
-    with pytest.raises(StageError, match=r"there are: train( |$)"):
+    with pytest.raises(StageError, match=r"the splits are: train( |$)"):
         dataset_files(str(tmp_path), None, "test", None)
 
 

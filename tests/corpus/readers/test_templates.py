@@ -113,7 +113,8 @@ def test_a_field_that_the_records_do_not_have_is_told_before_a_run(write):
     config = InstructionsConfig(read=[{"kind": "files", "paths": [path], "templates": templates}])
     (problem,) = first_record_problems(config)
     assert (problem.code, problem.path) == ("wrong_field", f"{path}:1")
-    assert problem.message == "expected the field hypotesis, there are: hypothesis, instruction, label, output, premise"
+    fields = "hypothesis, instruction, label, output, premise"
+    assert problem.message == f"expected the field hypotesis; the fields are: {fields}"
     assert problem.fix == "name hypothesis in instructions.read.0.templates.1.prompt"
 
 
