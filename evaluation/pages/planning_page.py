@@ -120,7 +120,15 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     ]
     facts = [("model", plan["model"]), ("devices", f"{plan['gpus']} {plan['gpu']}"), ("kernels", plan["kernels"])]
     head = Opening([title(plan)], key_figures=_key_figures(plan))
-    return render_page(f"Plan: {plan['model']}", "training plan", facts, sections, opening=head, script=_SCRIPT, footer="Made by Stemma.")
+    return render_page(
+        f"Plan: {plan['model']}",
+        "training plan",
+        facts,
+        sections,
+        opening=head,
+        script=_SCRIPT,
+        footer="Made by Stemma.",
+    )
 
 
 def _assumption(text: str) -> tuple[str, str]:
