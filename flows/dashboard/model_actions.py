@@ -94,7 +94,7 @@ class ModelActions:
             ModelAction(
                 "promote",
                 "Promote",
-                "The model of its name that is to be used; refused if it is worse than the promoted one.",
+                "Make it the model that its name stands for; refused if it is worse than the promoted one.",
                 overall or refused or self._reason_not_to_promote(store, manifest),
             ),
         ]
