@@ -75,14 +75,17 @@ def test_the_page_has_curves_and_sliders() -> None:
 
 def test_a_small_plan_has_no_loss_of_a_law_that_does_not_hold_and_sliders_that_begin_at_its_own_size() -> None:
     wanted = request(preset="qwen3-4m", tokens=8e5, gpus=1)
-    found = plan(wanted)
-    assert found["loss"] is None and not any("nats per token" in reason for reason in found["verdict"]["because"])
-    figures = {name: (value, range_) for name, value, range_ in rows(found)}
+    document = plan(wanted)
+    assert document["loss"] is None and not any("nats per token" in reason for reason in document["verdict"]["because"])
+    figures = {name: (value, range_) for name, value, range_ in rows(document)}
     assert "loss" not in figures and figures["time"] == ("under 1 s", "under 1 s")
     assert figures["memory per device"][0].startswith("needs ") and " MB, has " in figures["memory per device"][0]
     assert figures["checkpoint"][0] == "at the end: failures are too rare for more"
-    page = planning_page(found, curves(wanted, found))
-    assert f'value="{math.log10(found["tokens"]):.9f}"' in page and f'min="{math.log10(found["tokens"]):.9f}"' in page
+    page = planning_page(document, curves(wanted, document))
+    assert (
+        f'value="{math.log10(document["tokens"]):.9f}"' in page
+        and f'min="{math.log10(document["tokens"]):.9f}"' in page
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
