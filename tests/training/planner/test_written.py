@@ -98,18 +98,18 @@ def test_a_small_plan_has_no_loss_of_a_law_that_does_not_hold_and_sliders_that_b
 )
 def test_sliders_compute_what_the_plan_does(wishes: dict, tmp_path: Path) -> None:
     wanted = request(**wishes)
-    found = plan(wanted)
-    (tmp_path / "plan.html").write_text(planning_page(found, curves(wanted, found)), encoding="utf8")
+    document = plan(wanted)
+    (tmp_path / "plan.html").write_text(planning_page(document, curves(wanted, document)), encoding="utf8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.goto((tmp_path / "plan.html").as_uri())
-        assert page.inner_text("#plan-time") == f"{found['hours']:.1f} h"
-        assert page.inner_text("#plan-cost") == f"{found['cost_usd']:,.0f} USD"
-        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats per token"
+        assert page.inner_text("#plan-time") == f"{document['hours']:.1f} h"
+        assert page.inner_text("#plan-cost") == f"{document['cost_usd']:,.0f} USD"
+        assert page.inner_text("#plan-loss") == f"{document['loss']:.3f} nats per token"
         twice = "slider => { slider.value = Math.log10(32); slider.dispatchEvent(new Event('input', {bubbles: true})) }"
         page.eval_on_selector("input[name=gpus]", twice)
-        assert page.inner_text("#plan-time") == f"{found['hours'] / 2:.1f} h"
+        assert page.inner_text("#plan-time") == f"{document['hours'] / 2:.1f} h"
         page.set_viewport_size({"width": 400, "height": 800})
         for said in page.locator("output").all():
             assert said.evaluate("one => one.getBoundingClientRect().left + one.scrollWidth") <= 400
