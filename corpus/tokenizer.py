@@ -52,7 +52,10 @@ def tokenizer(config: TokenizerConfig, inputs: Mapping[str, Path], out_dir: Path
     sample = heldout_sample(documents, config.heldout_share)
     compression = report({THIS_TOKENIZER: load_tokenizer(out_dir), **compared}, sample)
     _write_json(out_dir / "aux" / "compression.json", compression)
-    figures = {"vocab_size": size, **{name: compression[THIS_TOKENIZER]["all"][name] for name in _FIGURES}}
+    totals = compression[THIS_TOKENIZER]["all"]
+    if not totals["tokens"]:
+        return Result({"vocab_size": size}, f"{size:,} entries, {message}; not measured: no held-out documents")
+    figures = {"vocab_size": size, **{name: totals[name] for name in _FIGURES}}
     return Result(figures, f"{size:,} entries, {message}, {figures['bytes_per_token']:.2f} bytes per token")
 
 

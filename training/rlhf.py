@@ -126,7 +126,7 @@ def _trained(
             "no_reward_model",
             "rlhf.algorithm",
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
-            "give one, or take algorithm: rloo, grpo or raft",
+            "add the input, or use algorithm: rloo, grpo or raft",
         )
     value = _value_function(ensemble.first, config) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
@@ -372,7 +372,7 @@ def _scorers(
         raise stage_error(
             "same_judge",
             "judge",
-            "expected another model than the reward model, and its weights are the same",
+            "expected another model than the reward model, but its weights are the same",
             "train the judge with another seed or on other pairs",
         )
     return ensemble, judge

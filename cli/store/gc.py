@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this artifact and all of its ancestors.")
 @click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Remove a pin.")
 @click.option("--adopted", is_flag=True, help="Also remove imported artifacts.")
-@click.option("--states", is_flag=True, help="Also remove kept training states of artifacts that stay.")
+@click.option("--states", is_flag=True, help="Also remove saved training states of artifacts that are kept.")
 @root_option
 @as_json
 def command(
@@ -34,10 +34,10 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Show what no pipeline's newest run, registered model or pin needs; with --yes, remove it.
+    """List artifacts that no pipeline's newest run, registered model or pin needs; with --yes, remove them.
 
-    What a needed artifact descends from is needed too. Nothing is removed while a run uses it. The records of runs go
-    as they do at the end of a run, see `stemma up --keep-days`. Exported models stay: remove them by hand.
+    Ancestors of a needed artifact are needed too. Nothing that a run is using is removed. Records of old runs are
+    removed as at the end of a run, see `stemma up --keep-days`. Exported models stay: remove them by hand.
     """
     from flows.runs.garbage import STALE_S, Pins, refuse_if_unsure, remove, remove_states, survey
     from flows.runs.retention import forget, forgettable
@@ -48,7 +48,7 @@ def command(
 
     folder = root_of(root)
     if states:
-        refuse_url(folder, "stemma gc --states", "leave --states out: states go with their artifacts")
+        refuse_url(folder, "stemma gc --states", "leave --states out: states are removed with their artifacts")
     # Pins and removals concern existing artifacts: they never create a store.
     store = Store(folder, reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
@@ -81,7 +81,7 @@ def command(
         if rows:
             print_table(rows, {"artifact": "artifact", "MB": "MB", "reason": "reason"})
             click.echo()
-        did = "removed" if yes else "to be removed by --yes"
+        did = "removed" if yes else "would be removed with --yes"
         count = len(removed) if yes else len(garbage)
         click.echo(f"{count} {did}, {total / 1e6:.1f} MB; {len(surveyed.needed)} artifacts are needed")
         if exports:
@@ -110,7 +110,7 @@ def _exports(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_runs(journals: Iterable[RunJournal]) -> Iterator[Garbage]:
-    """Yield the folders of runs, without those that the end of a run has removed meanwhile."""
+    """Yield the folders of runs, except those that the end of another run has removed meanwhile."""
     from flows.runs.garbage import Garbage
 
     for journal in journals:

@@ -16,6 +16,11 @@ from corpus.documents.words import Bytes, Hashes, character_table, hash_words, w
 from infra.io.json import read_own_json_lines
 
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
+_FOOTNOTE = re.compile(rb"""\[(?:(?<=[\w.,;:!?"')\x80-\xff]\[)|(?<=[\w.,;:!?"')\x80-\xff] \[))\d{1,3}\]""")
+"""The number of a footnote behind a word or a mark, as encyclopedias have them; in lists of numbers, [1] is none."""
+_SPACES = (re.compile(rb"&(?:nbsp|#160|#xA0|#xa0|ensp|emsp|thinsp);"), _FOOTNOTE)
+"""Text that separates words as a space does: spaces as HTML writes them, whose names would be words, and footnotes.
+Each has a fixed beginning, by which `re` finds it at the speed of memory."""
 
 
 class ItemAnswer(NamedTuple):
@@ -55,9 +60,22 @@ def _item(task: str, item: str, texts: list[str], parts: Sequence[str] = (), ans
     return Item(task, item, texts, list(parts), [ItemAnswer(*answer) for answer in answers])
 
 
+def has_spaces(text: memoryview) -> bool:
+    """Return True if `with_spaces` changes the text."""
+    return any(pattern.search(text) for pattern in _SPACES)
+
+
+def with_spaces(text: bytes) -> bytes:
+    """Return the text with spaces for what separates words, as many, so that every place stays."""
+    for pattern in _SPACES:
+        text = pattern.sub(lambda match: b" " * len(match[0]), text)
+    return text
+
+
 def forms_of(text: str) -> tuple[str, ...]:
     """Return a text unchanged, without its punctuation, so that "read-only" is found as "read only" and as "readonly",
     and as JSON and HTML write it: their escapes are other words."""
+    text = with_spaces(text.encode()).decode()
     escaped = html.escape(text)
     return text, _PUNCTUATION.sub("", text), json.dumps(text)[1:-1], escaped, escaped.replace("&#x27;", "&#39;")
 

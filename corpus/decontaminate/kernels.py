@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from corpus.decontaminate.items import has_spaces, with_spaces
 from corpus.documents.words import Bytes, Hashes, character_table, has_unspaced, hash_ngrams, hash_words, text_buffers
 from infra.native import kernel
 
-_HARD_SPACE = re.compile(rb"&(?:nbsp|#160|#xA0|#xa0|ensp|emsp|thinsp);")
-"""Spaces as HTML writes them, whose names would be words."""
 FILTER_BITS = 16
 """Bits of the filter for each hash that is looked for: one in sixteen others passes it."""
 
@@ -222,7 +220,7 @@ class Searcher:
     def __call__(self, texts: pa.ChunkedArray) -> NDArray[np.int64]:
         """Every place at which a test item shows in a column of texts, see `find_items`."""
         data, begins = text_buffers(texts)
-        if _HARD_SPACE.search(data.data):  # as many spaces, so that every place stays
-            data = np.frombuffer(_HARD_SPACE.sub(lambda entity: b" " * len(entity[0]), data.tobytes()), np.uint8)
+        if has_spaces(data.data):
+            data = np.frombuffer(with_spaces(data.tobytes()), np.uint8)
         hits: NDArray[np.int64] = find_items(data, begins, character_table(), self._index, *self._flags)
         return hits

@@ -7,6 +7,7 @@ import io
 import re
 import unicodedata
 
+from corpus.readers.frequent_characters import random_characters
 from corpus.readers.streams import PROBE_BYTES, encoding_mark, is_wide, wide_without_mark
 
 AUTO = "auto"
@@ -101,6 +102,7 @@ _C0_C1 = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
 _LATIN_1_SIGNS = re.compile("[\xa1-\xa9\xab-\xac\xae-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7]")
 _SMALL, _CAPITAL = "\xdf-\xf6\xf8-\xff\u0430-\u045f\u03b1-\u03c9", "\xc0-\xd6\xd8-\xde\u0400-\u042f\u0391-\u03a9"
 _CAPITAL_IN_WORD = re.compile(f"[{_SMALL}](?=[{_CAPITAL}])")
+_SYLLABLES_AND_IDEOGRAPHS = re.compile("[\u4e00-\u9fff\uac00-\ud7a3]")
 _LETTERS_WITH_CASE = re.compile(f"[{_SMALL}{_CAPITAL}]")
 _CONTROLS = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ue000-\uf8ff\ufdd0-\ufdef\ufffe\uffff]")
 
@@ -138,8 +140,9 @@ def _dense_controls(sample: str) -> int:
 
 
 def _implausible(sample: str) -> str:
-    """The reason why characters are those of binary data in an encoding of single bytes without control characters:
-    many different signs of Latin-1, or capitals anywhere in words; "" for what may be a text."""
+    """The reason why characters are those of binary data without control characters: many different signs of Latin-1 or
+    capitals anywhere in words from an encoding of single bytes, rare Chinese or Korean characters from one of several;
+    "" for what may be a text."""
     if len(sample.encode("utf-8", "surrogatepass")) < (1 + SIGN_SHARE) * len(sample):
         return ""  # nearly all of it is ASCII
     signs = _LATIN_1_SIGNS.findall(sample)
@@ -148,7 +151,7 @@ def _implausible(sample: str) -> str:
     mixed = len(_CAPITAL_IN_WORD.findall(sample))
     if mixed >= MANY_SIGNS and mixed > MIXED_SHARE * (letters := len(_LETTERS_WITH_CASE.findall(sample))):
         return f"not text: binary data (capitals behind small letters {mixed:,} times in {letters:,} letters)"
-    return ""
+    return random_characters(sample) if _SYLLABLES_AND_IDEOGRAPHS.search(sample) else ""
 
 
 def whole_characters(text: str) -> str:

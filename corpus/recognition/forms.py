@@ -27,7 +27,15 @@ from corpus.readers.record import Record, Unreadable, field_names, has_numbered_
 from corpus.readers.records import records_in
 from corpus.readers.streams import refuse_binary
 from corpus.readers.unread import MAGIC_BYTES, by_unread_format, suffix_by_magic
-from corpus.recognition.other_purposes import MOST, benchmark_items, has_field, judged_answers, side_of_a_pair
+from corpus.recognition.other_purposes import (
+    MOST,
+    benchmark_items,
+    has_field,
+    judged_answers,
+    list_in_an_object,
+    side_of_a_pair,
+    table_in_an_object,
+)
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.bounded import opened
 from infra.io.json import BadJson, parse_json
@@ -69,6 +77,8 @@ _MAGIC = {
     b"\xd0\xcf\x11\xe0": "",
 }
 """First bytes of files whose name does not show the format; "" for what no reader here reads."""
+_FIXES = {"jsonl": "write one JSON object per line, or one list of objects", "csv": "see that it is a table"}
+"""By format: what to do about records that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,7 @@ def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
     if not paths_read:
         code = "empty_source" if Path(path).exists() else "missing_source"
         left = f"; {chosen.note}" if chosen.note else ""
-        raise ConfigError(Problem(code, path, f"expected files with something in them{left}", "correct the path"))
+        raise ConfigError(Problem(code, path, f"expected non-empty files{left}", "correct the path"))
     notes = [f"{path}: {chosen.note}"] if chosen.note else []
     by_form: dict[tuple[str, str], list[Place]] = {}
     for file in paths_read:
@@ -273,13 +283,14 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     if not sample:
         reason = f": {put_aside[0].reason}" if put_aside else ""
         where = put_aside[0].place if put_aside else str(files[0])
-        raise ConfigError(Problem("unreadable_source", where, f"expected records, found none that can be read{reason}"))
-    if len(sample) == 1 and _is_keyed(sample[0].value):
-        message = "expected a record on each line, or one list of them; found one object with a record under each key"
-        raise ConfigError(Problem("unreadable_source", sample[0].place, message, "write its values as JSON Lines"))
+        message = f"expected records, found none that can be read{reason}"
+        raise ConfigError(Problem("unreadable_source", where, message, _FIXES.get(kind, "")))
+    if len(sample) == 1 and (problem := table_in_an_object(sample[0])):
+        raise ConfigError(problem)
     if len(put_aside) > len(sample):
         message = f"expected records, found {len(put_aside)} of {len(put_aside) + len(sample)} that cannot be read"
-        raise ConfigError(Problem("unreadable_source", put_aside[0].place, f"{message}: {put_aside[0].reason}"))
+        message = f"{message}: {put_aside[0].reason}"
+        raise ConfigError(Problem("unreadable_source", put_aside[0].place, message, _FIXES.get(kind, "")))
     is_asked_for = bool(wish.kind or wish.text_field)
     if not is_asked_for and (problem := benchmark_items(sample)):
         raise ConfigError(problem)
@@ -287,10 +298,12 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     if readings and not is_asked_for and (problem := _other_purpose(sample, readings)):
         raise ConfigError(problem)
     names = sorted({name for record in sample[:SAMPLED_RECORDS] for name in record.value})
+    if not readings and len(sample) == 1 and (problem := list_in_an_object(sample[0])):
+        raise ConfigError(problem)
     if not readings:
         finding = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
         message = f"expected pairs, or a field with prose; {finding}"
-        fix = "name the kind by --as, and the field by --text-field, if they have one"
+        fix = "set the kind with --as and the text field with --text-field"
         raise ConfigError(Problem("unreadable_source", sample[0].place, message, fix))
     for reading in readings:
         _check_files(reading, sample, kind)
@@ -325,7 +338,7 @@ def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
     if without and len(without) < len(fitting):
         other = next(record for record in sample if str(record.file) == without[0])
         message = f"expected files of one form, {reading}; this one has {field_names(other.value)}"
-        raise ConfigError(Problem("two_forms", without[0], message, "name the files of each form by themselves"))
+        raise ConfigError(Problem("two_forms", without[0], message, "give the files of each form separately"))
 
 
 def _sampled(files: Sequence[Place], kind: str, path: str) -> tuple[list[Record], list[Rejected]]:
@@ -340,13 +353,6 @@ def _sampled(files: Sequence[Place], kind: str, path: str) -> tuple[list[Record]
 def _with_texts(value: Mapping[str, Any]) -> dict[str, Any]:
     """A record with the texts that a binary column holds."""
     return {name: item.decode("utf-8", "replace") if isinstance(item, bytes) else item for name, item in value.items()}
-
-
-def _is_keyed(value: Mapping[str, Any]) -> bool:
-    """Return True if an object is a table by key: several records of the same fields."""
-    inner = list(value.values())
-    same = {tuple(sorted(entry)) for entry in inner if isinstance(entry, Mapping)}
-    return len(inner) > 2 and all(isinstance(entry, Mapping) for entry in inner) and len(same) == 1
 
 
 def readings_of(sample: Sequence[Record], kind: str = "jsonl", wish: Wish = ANY) -> list[Reading]:

@@ -1,11 +1,11 @@
-"""Records that are not for pretraining although they hold prose: items of benchmarks, judged answers, and questions or
-answers of pairs in a form that no reader takes."""
+"""Records that are not for pretraining although they hold prose: items of benchmarks, judged answers, questions or
+answers of pairs in a form that no reader takes, and whole tables in one object."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from corpus.readers.record import Record, field_names, is_given, pick
 from infra.errors import Problem
@@ -37,7 +37,7 @@ def benchmark_items(sample: Sequence[Record]) -> Problem | None:
     if not fields:
         return None
     message = f"expected data to train on, found items of a benchmark: {', '.join(fields)}"
-    fix = "name the file under benchmarks.tasks; or ask for a reading by --as"
+    fix = "put the file under benchmarks.tasks, or choose an interpretation with --as"
     return Problem("benchmark_items", sample[0].place, message, fix)
 
 
@@ -92,3 +92,40 @@ def side_of_a_pair(sample: Sequence[Record], text_field: str) -> Problem | None:
         f"or read documents by --text-field {path}={text_field}"
     )
     return Problem("side_of_a_pair", sample[0].place, message, fix)
+
+
+def table_in_an_object(record: Record) -> Problem | None:
+    """The problem of a file's one object that is a whole table: a record under each key, or a column."""
+    values = list(record.value.values())
+    mappings = [value for value in values if isinstance(value, Mapping)]
+    lists = [value for value in values if isinstance(value, list)]
+    names = {tuple(sorted(value)) for value in mappings}
+    lengths = {len(value) for value in lists}
+    fix = 'write its rows as JSON Lines, in pandas by `to_json(orient="records", lines=True)`'
+    if len(mappings) == len(values) > 1 and len(names) == 1:
+        is_numbered = all(name.isdecimal() for name in next(iter(names)))
+        if is_numbered or len(values) > 2:
+            return _wrapped(record, "a column under each key" if is_numbered else "a record under each key", fix)
+    if len(lists) == len(values) and len(lengths) == 1 and min(lengths) > 1 and _are_scalars(lists):
+        return _wrapped(record, "a column under each key", fix)
+    if isinstance(record.value.get("columns"), list) and isinstance(record.value.get("data"), list):
+        return _wrapped(record, "the names of columns under `columns` and rows under `data`", fix)
+    return None
+
+
+def list_in_an_object(record: Record) -> Problem | None:
+    """The problem of a file's one object that holds the records in a list."""
+    for key, value in record.value.items():
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            fix = f"write the list alone, e.g. by `jq -c '.[\"{key}\"][]' {record.file} > records.jsonl`"
+            return _wrapped(record, f"a list of {len(value):,} under `{key}`", fix)
+    return None
+
+
+def _wrapped(record: Record, content: str, fix: str) -> Problem:
+    message = f"expected a record on each line, or one list of them; found one object with {content}"
+    return Problem("unreadable_source", record.place, message, fix)
+
+
+def _are_scalars(columns: Sequence[Sequence[object]]) -> bool:
+    return not any(isinstance(cell, list | Mapping) for column in columns for cell in column)

@@ -59,9 +59,9 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_f
         raise stage_error(
             "vocab_too_large",
             "tokenizer.vocab_size",
-            f"the text of {counted.characters:,} characters gives {tokenizer.get_vocab_size():,} entries, asked were "
-            f"{config.vocab_size:,}",
-            "lower it, lower tokenizer.min_frequency, or give it more text",
+            f"the text of {counted.characters:,} characters gives {tokenizer.get_vocab_size():,} entries, "
+            f"not the requested {config.vocab_size:,}",
+            "lower it, lower tokenizer.min_frequency, or provide more text",
         )
     return tokenizer
 
@@ -150,6 +150,10 @@ def _share(config: TokenizerConfig, documents: Path) -> float:
 
 LONGEST_PIECE = 16
 """Bytes a piece; SentencePiece's default."""
+LONGEST_SENTENCE = 4_192
+"""Bytes; SentencePiece's default. It passes over longer lines without an error: Chinese without punctuation, DNA."""
+LONGEST_PRETOKEN = LONGEST_SENTENCE // 8
+"""Characters of which the bytes, at most four each and written as letters of two bytes, fit into a sentence."""
 _SPLIT = pre_tokenizers.ByteLevel(add_prefix_space=False)
 # What _SPLIT cuts by (Radford et al., 2019).
 _PRETOKEN = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
@@ -159,8 +163,8 @@ def train_pieces(texts: Iterable[str], count: int) -> list[tuple[str, float]]:
     """Return at most `count` pieces, all 256 bytes among them, with their logarithmic probabilities.
 
     The trainer of the `tokenizers` package gives other scores each time it runs. This one gives the same for the same
-    texts in any order: it sees each pre-token once, in one order, with its count, and adds up on one thread. Pre-tokens
-    of more than 4,192 bytes are left out. Fewer pieces come back where the texts have no more.
+    texts in any order: it sees each pre-token once, in one order, with its count, and adds up on one thread. Fewer
+    pieces come back where the texts have no more.
     """
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -190,6 +194,7 @@ def train_pieces(texts: Iterable[str], count: int) -> list[tuple[str, float]]:
         split_by_unicode_script=False,
         split_by_number=False,
         split_by_whitespace=False,
+        max_sentence_length=LONGEST_SENTENCE,
         minloglevel=2,
     )
     trained = SentencePieceProcessor(model_proto=model.getvalue())
@@ -207,5 +212,10 @@ def _count_words(texts: Iterable[str]) -> Counter[str]:
     words = Counter(_SPLIT.alphabet())
     for text, count in counts.items():
         for word, _ in _SPLIT.pre_tokenize_str(text):
-            words[word] += count
+            if len(word.encode()) <= LONGEST_SENTENCE:
+                words[word] += count
+                continue
+            for start in range(0, len(text), LONGEST_PRETOKEN):
+                pieces = _SPLIT.pre_tokenize_str(text[start : start + LONGEST_PRETOKEN])
+                words["".join(piece for piece, _ in pieces)] += count
     return words

@@ -13,6 +13,8 @@ WORDS_BETWEEN = 16
 """Words that a record may have between a question and its answers: names of fields, an id, a topic."""
 WORDS_OF_A_CHOICE = 4
 """Words that a record may have for each choice besides its text: a letter, the name of a field."""
+SHORT_WORDS = 8
+"""A question of fewer words is found together with what follows it, which labels and names of fields come before."""
 _LABEL = re.compile(r"\s*(?:(?:[^\W_]+ ){0,2}[^\W_]+ ?:|\(?[^\W_]{1,2}[.)])\s+")
 """`Question: `, `Reading passage: ` or `1. ` at the beginning of a line."""
 _BARE_LABEL = re.compile(r"\s*(?:[^\W_]+ ){0,2}[^\W_]+ ?:\s*")
@@ -47,6 +49,9 @@ def question_item(
     texts = [f"{stem} {answer}".strip() for answer in right] or [stem]
     texts += [f"{question}{delimiter}{answer}" for answer in right]
     parts = [stem, *lines, *further, *choices, *right]
+    if words_of(stem).number < SHORT_WORDS:
+        texts += [f"{stem}\n{label}: {answer}" for label in ("A", "Answer") for answer in right]
+        parts += [" ".join((tail, name, *choices)) for name in ("choices", "options") if choices]
     parts += [f"{tail} {choice}" for choice in choices]
     if choices:
         parts += [

@@ -37,13 +37,10 @@ _SCRIPT = """
     return v.toPrecision(3);
   }
   function span(h) {
-    if (h < 1 / 3600) return 'under 1 s';
-    if (h < 1 / 60) return (3600 * h).toFixed(0) + ' s';
-    return h < 1 ? (60 * h).toFixed(0) + ' min' : h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
-  }
-  function dollars(usd) {
-    if (usd < 0.01) return 'under 0.01 USD';
-    return (usd < 100 ? usd.toFixed(2) : Math.round(usd).toLocaleString('en')) + ' USD';
+    if (3600 * h < 1) return 'under 1 s';
+    if (60 * h < 1) return (3600 * h).toFixed(0) + ' s';
+    if (h < 1) return (60 * h).toFixed(0) + ' min';
+    return h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
   }
   function value(key) {
     const v = Math.pow(10, parseFloat(box.querySelector('[name=' + key + ']').value));
@@ -59,10 +56,12 @@ _SCRIPT = """
     const hours = flops / (v.gpus * given.peak * v.mfu) / 3600;
     const loss = given.law.length ? given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
       + given.law[2] / Math.pow(v.tokens, given.law[4]) : NaN;
+    const cost = hours * v.gpus * v.price;
     const bytes = given.state_gb * v.parameters / given.parameters + given.other_gb;
     const out = {
       compute: flops.toExponential(2) + ' FLOPs', time: span(hours),
-      cost: dollars(hours * v.gpus * v.price),
+      cost: cost < 0.01 ? 'under 0.01 USD'
+        : (cost < 100 ? cost.toFixed(2) : Math.round(cost).toLocaleString('en')) + ' USD',
       energy: short(hours * v.gpus * given.kw) + ' kWh',
       carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
       loss: !given.law.length ? 'the law has none' : loss > given.guessing ? 'none: the law does not hold for so little'
@@ -85,7 +84,7 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
         plan: the document of `stemma plan --json`.
         curves: from training/planner/laws/curves.py.
     """
-    table_rows = [(label, value, extent) for label, value, extent in rows(plan)]
+    table_rows = [(label, value, span) for label, value, span in rows(plan)]
     sections = [
         Section(
             "plan",

@@ -445,7 +445,7 @@ def test_nothing_is_removed_when_a_run_lost_its_beginning(store: Store, content:
     record_run(store, "demo", [made])
     (journal,) = store.layout.runs.glob("*/journal.jsonl")
     journal.write_bytes(content)
-    with pytest.raises(StageError, match=r"nothing was removed.*beginning cannot be read") as caught:
+    with pytest.raises(StageError, match=r"nothing was removed.*first line cannot be read") as caught:
         collect(store)
     assert caught.value.problems[0].path == str(journal)
     assert store.find(made.stage, made.fingerprint)

@@ -28,7 +28,7 @@ from training.data.remote_shards import (
     noted_failure,
     read_ahead,
 )
-from training.data.shard_index import Split
+from training.data.shard_index import Split, damaged_sequence
 from training.model.documents import Starts
 
 _COLUMN = "tokens"
@@ -77,6 +77,7 @@ class PackedShards(StreamingDataset):
         # Where the files are read: in place, or from the cache, to which streaming fetches or unpacks them on demand.
         # An artifact is never written to.
         options: dict[str, Any] = {"local": str(split.folder)}
+        self._folder = split.folder
         self._cache: Path | None = None
         if split.location:
             # A training's cache is apart from that of what is read in order, which may be open at the same time.
@@ -93,6 +94,7 @@ class PackedShards(StreamingDataset):
         elif any(shard["compression"] for shard in split.shards):
             self._cache = cache / split.folder.name
             options = {"local": str(self._cache), "remote": str(split.folder)}
+        self._notes = self._cache or cache
         super().__init__(
             **options,
             shuffle=shuffle,
@@ -129,6 +131,17 @@ class PackedShards(StreamingDataset):
         return numbers[numbers >= 0]
 
     # Reading.
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:
+        """Return the columns of a sequence by its number.
+
+        Raises StageError `bad_shards` for damaged bytes, which is also recorded for the training process.
+        """
+        try:
+            item = super().get_item(sample_id, retry)
+        except (ValueError, LookupError, TypeError):  # of damaged offsets and shapes of arrays
+            raise note_failure(self._notes, damaged_sequence(self._folder, sample_id)) from None
+        return item
 
     def __getitem__(self, at: Any) -> Any:
         item = super().__getitem__(at)
@@ -200,7 +213,7 @@ class PackedShards(StreamingDataset):
 
     def failure(self) -> StageError | None:
         """Error that stopped reading, in any process or thread."""
-        return noted_failure(self._cache) if self._cache else None
+        return noted_failure(self._notes)
 
 
 def fingerprint_of(split: Split, *, mixed: bool) -> str:
@@ -215,7 +228,7 @@ def _check_mixture(mixture: Mixture, state: Mapping[str, Any]) -> None:
         raise stage_error(
             "other_mixture",
             "pretrain.mixture",
-            f"the training that it goes on from read another mixture up to there, sequence {place:,}",
+            f"the training that it continues from read a different mixture up to there, from sequence {place:,}",
             "begin with its mixture and its global_batch_tokens, and write other weights as a phase that begins at "
             "that batch, in batches",
         )

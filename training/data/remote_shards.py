@@ -108,6 +108,7 @@ def note_failure(local: Path, error: Exception) -> StageError:
     it there."""
     if not isinstance(error, StageError):
         error = stage_error("bad_shards", str(local), f"{type(error).__name__}: {error}")
+    local.mkdir(parents=True, exist_ok=True)
     aside = local / f"{_FAILURE}.{os.getpid()}.{threading.get_ident()}.tmp"
     aside.write_text(json.dumps([problem.as_json() for problem in error.problems]), encoding="utf8")
     aside.replace(local / _FAILURE)

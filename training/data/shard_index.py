@@ -94,6 +94,8 @@ def _read(path: Path) -> dict[str, Any]:
         content = read_own_json(path)
     except BadJson as error:
         raise _bad(path, f"not JSON: {error.problems[0].message}") from None
+    except OSError as error:
+        raise _bad(path, f"cannot be read: {error.strerror}") from None
     if not isinstance(content, dict):
         raise _bad(path, "expected an object")
     return content
@@ -106,6 +108,14 @@ def _check_shard(shard: Any, where: str, folder: Path | None) -> None:
     columns = shard.get("column_names")
     if not isinstance(columns, list) or "compression" not in shard:
         raise _bad(where, "expected `column_names`, a list, and `compression`")
+    if (shard.get("format"), shard.get("version")) != ("mds", 2):
+        raise _bad(where, "expected `format` mds and `version` 2")
+    for key, kind in (("column_encodings", str), ("column_sizes", int | None)):
+        values = shard.get(key)
+        if not isinstance(values, list) or len(values) != len(columns) or not all(isinstance(v, kind) for v in values):
+            raise _bad(where, f"expected `{key}`, a list with an entry for each of `column_names`")
+    if other := [encoding for encoding in shard["column_encodings"] if not encoding.startswith("ndarray")]:
+        raise _bad(where, f"expected columns of arrays in `column_encodings`, found {other[0]}")
     parts = [part for part in ("raw_data", "zip_data") if shard.get(part) is not None]
     for part in parts:
         entry = shard[part]
@@ -136,6 +146,10 @@ def _check_file(folder: Path, shard: Mapping[str, Any], part: str) -> None:
             raise _bad(path, "its header is not that of the file which index.json names")
         if (np.diff(begins[1:]) <= 0).any():
             raise _bad(path, "its header is damaged: samples do not follow each other")
+
+
+def damaged_sequence(folder: Path, number: int) -> StageError:
+    return _bad(folder, f"sequence {number:,} cannot be read: its bytes or their entry in index.json are damaged")
 
 
 def _bad(where: Path | str, message: str) -> StageError:

@@ -98,7 +98,7 @@ class VllmSampler:
             if hardware.device.type == "cpu":
                 # vLLM 0.32 ends where a seeded prompt is read in parts: a CPU's generator cannot be set back.
                 given += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, _READ_AT_ONCE))]
-            run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {log}")
+            run.event("vllm", f"rlhf: vLLM starts, {dtype}; its log is {log}")
             began = time.monotonic()
             self._server = Vllm(
                 machine,
@@ -151,9 +151,9 @@ class VllmSampler:
         ]
         choices = self._server.complete(questions)
         if any(choice.get("token_ids") is None for choice in choices):
-            fix = "install a later one, or leave rlhf.sampler out for our own sampler"
+            fix = "install a later version, or leave rlhf.sampler out to use the built-in sampler"
             raise stage_error(
-                "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
+                "vllm_too_old", "launch.vllm.program", "this version of vLLM does not report token ids", fix
             )
         return [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
 
@@ -169,7 +169,7 @@ class VllmSampler:
                 "rlhf.sampler",
                 f"vLLM's log-probabilities of its answers' tokens are {apart:.3g} nats from those of the policy in the "
                 f"mean, and {most:g} is more than rounding: it computes another model",
-                "leave rlhf.sampler out for our own sampler, or try another version of vLLM",
+                "leave rlhf.sampler out to use the built-in sampler, or try another version of vLLM",
             )
 
     def close(self) -> None:

@@ -197,7 +197,7 @@ def _does_not_fit(job: Training, gpus: int, choices: list[Choice]) -> Problem:
             "--batch-tokens",
             f"expected a batch that {gpus} {job.device.title} can share: of {job.batch:,} sequences, copies of "
             f"{arch.name} that fit their memory get unequal parts",
-            f"take --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
+            f"use --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
         )
     least = (
         f"at least {choices[0].memory.total / 1e9:,.0f} GB per device" if choices else "a layout that divides its sizes"
@@ -206,7 +206,7 @@ def _does_not_fit(job: Training, gpus: int, choices: list[Choice]) -> Problem:
         f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "
         f"{least}, which has {job.device.memory / 1e9:,.0f} GB"
     )
-    return Problem("does_not_fit", "--gpus", message, f"take {', or '.join(what_would_fit(job, gpus))}")
+    return Problem("does_not_fit", "--gpus", message, f"use {', or '.join(what_would_fit(job, gpus))}")
 
 
 def _check_machines(request: PlanRequest) -> None:
@@ -265,7 +265,7 @@ def plan(request: PlanRequest) -> dict[str, Any]:
     if tokens < batch:
         message = f"expected at least one batch of {batch:,} tokens, not {tokens:,.0f}"
         least = request.gpus * request.length
-        fix = f"train for more tokens, or lower --batch-tokens (one sequence a device is {least:,})"
+        fix = f"train for more tokens, or lower --batch-tokens (one sequence per device is {least:,})"
         raise ConfigError(Problem("too_few_tokens", "--tokens", message, fix))
     document = _document(request, size, estimated, low, middle, high)
     return {**document, "verdict": verdict(document, request.law, request.own_tokens, request.used_tokens)}

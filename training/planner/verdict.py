@@ -21,11 +21,8 @@ API_USD = (0.1, 1.0, 15.0)
 
 
 def expected_loss(law: Law, parameters: float, tokens: float, vocabulary: int) -> float | None:
-    """Return the loss by the law in nats per token.
-
-    None if the law has none, or one above that of equal probabilities for all tokens: it does not hold for so little
-    compute.
-    """
+    """Return the loss by the law in nats per token; None if the law has none, or does not hold for so little compute:
+    the loss would be worse than that of equal probabilities for all tokens."""
     loss = law.loss(parameters, tokens)
     return None if loss is None or loss > math.log(vocabulary) else loss
 

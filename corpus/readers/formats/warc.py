@@ -242,9 +242,10 @@ def _content(loaded: Any, length: int, limit: int) -> bytes:
     from warcio.bufferedreaders import ChunkedDataReader
 
     http, stream = loaded.http_headers, loaded.raw_stream
-    is_chunked = bool(http) and "chunked" in _tokens(http.get_header("transfer-encoding"))
-    encodings = [name.removeprefix("x-") for name in _tokens(http.get_header("content-encoding"))] if http else []
-    encodings = [name for name in encodings if name in ENCODINGS]
+    transfer = _codings(http, "transfer-encoding")
+    is_chunked = "chunked" in transfer
+    # What encodes the transfer is applied last.
+    encodings = [name for name in [*_codings(http, "content-encoding"), *transfer] if name in ENCODINGS]
     # A chunk is held as a whole; neither chunks nor compression make a page twice as long.
     if (is_chunked or encodings) and length > 2 * limit + READ_BYTES:
         raise Unreadable(too_long(limit - 1, "a page"))
@@ -261,9 +262,10 @@ def _content(loaded: Any, length: int, limit: int) -> bytes:
     return bytes(content)
 
 
-def _tokens(header: str | None) -> list[str]:
-    """The names in an HTTP header that lists codings in the order in which they were applied."""
-    return [name.strip().lower() for name in (header or "").split(",")]
+def _codings(http: Any, name: str) -> list[str]:
+    """The codings that the headers of a name list, in one line or several, in the order in which they were applied."""
+    lines = [value for header, value in http.headers if header.lower() == name] if http else []
+    return [coding.strip().lower().removeprefix("x-") for line in lines for coding in line.split(",")]
 
 
 def _decompressed(data: bytes, encoding: str, limit: int) -> bytes:

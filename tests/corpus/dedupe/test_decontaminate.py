@@ -126,6 +126,37 @@ def test_a_short_item_counts_where_it_stands_alone_and_not_inside_a_sentence(bui
     assert texts_of(out) == [*PLAIN]
 
 
+@pytest.mark.parametrize(
+    ("text", "is_leak"),
+    [
+        ("Q: Who wrote it?\nA: the widow", True),
+        ("Question: Who wrote it?\n\nAnswer: The widow.", True),
+        ('{"query": "Who wrote it?", "choices": ["the clerk", "the judge", "the widow"], "gold": 2}', True),
+        ("{'question': 'Who wrote it?', 'options': ['the clerk', 'the judge', 'the widow']}", True),
+        ("Who wrote it?", False),
+        ("Who wrote it, he asked, and the answer of the widow was: A friend.", False),
+        ("The clerk asked who wrote it. A: the widow of the miller, who had her choices.", False),
+        ("What colour is the flag of [1] the pilot boat at noon?", True),
+        ("What colour is the flag of the pilot boat[12] at noon?", True),
+        ("What colour is the flag [1, 2] of the pilot boat at noon?", False),
+        ("return rows[0] if rows[1] is None else columns[2]", True),
+    ],
+)
+def test_short_questions_and_footnotes(text, is_leak, build, tmp_path, write):
+    quiz = [
+        {"query": "Who wrote it?", "choices": ["the clerk", "the judge", "the widow"], "gold": 2},
+        {"query": "What colour is the flag of the pilot boat at noon?", "choices": ["red", "green"], "gold": 0},
+        {"query": "return rows[0] if rows[1] is None else columns[2]", "choices": ["a", "b"], "gold": 0},
+    ]
+    path = write("quiz.jsonl", "".join(json.dumps(row) + "\n" for row in quiz))
+    task = {"kind": "multiple_choice", "name": "quiz", "path": str(path)}
+    items = build(benchmark_text, BenchmarkTextConfig(tasks=[task]))
+    context = "The harbour master measured the wheel of the mill."
+    documents = written(tmp_path / "in", [f"{context}\n\n{text}\n\n{context}", "Another text that stays here."])
+    out = build(decontaminate, DecontaminateConfig(), documents=documents, benchmark_text=items)
+    assert len(list(read_documents(out))) == 2 - is_leak
+
+
 def test_a_long_item_is_found_by_thirteen_of_its_words_and_not_by_twelve(build, tmp_path):
     words = [f"word{number}" for number in range(30)]
     items = items_of(tmp_path / "items", [" ".join(words)])
@@ -172,7 +203,7 @@ def test_what_shows_in_many_documents_is_no_leak_where_so_asked(build, tmp_path)
 
 def test_nothing_left_is_an_error_that_says_so(build, tmp_path):
     items = items_of(tmp_path / "items", [PLAIN[0]])
-    with pytest.raises(StageError, match="no document is left of 1: each holds a test item"):
+    with pytest.raises(StageError, match="no document is left of 1: each contains a test item"):
         build(
             decontaminate, DecontaminateConfig(), documents=written(tmp_path / "in", [PLAIN[0]]), benchmark_text=items
         )
@@ -309,7 +340,7 @@ def test_items_of_a_task_in_lm_evals_own_yaml(build, write, lines_of):
     path = write("planets.yaml", yaml.safe_dump(task))
     config = BenchmarkTextConfig(tasks=[BenchmarkTask(name="planets", kind="lm_eval", path=path)])
     [row] = lines_of(build(benchmark_text, config) / "items.jsonl")
-    assert row["texts"] == [
+    assert row["texts"][:2] == [
         "Which planet has the most moons? Saturn",
         "Question: Which planet has the most moons?\nAnswer: Saturn",
     ]

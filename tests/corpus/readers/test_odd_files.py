@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -36,6 +39,14 @@ def test_gzip_may_be_padded_with_zeros(zeros: int, tmp_path: Path) -> None:
     path.write_bytes(members + bytes(zeros) + b"junk")
     with pytest.raises(StageError, match="not a whole gzip file"):
         read(path)
+
+
+@pytest.mark.parametrize("module", [bz2, lzma])
+def test_other_streams_may_be_padded_too(module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    stream = module.compress(b'{"text": "one"}\n')
+    path.write_bytes(stream + bytes(512) + stream + bytes(512))
+    assert read(path) == ["one", "one"]
 
 
 def test_a_large_gzip_member_comes_whole(tmp_path: Path) -> None:

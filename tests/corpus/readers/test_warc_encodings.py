@@ -54,6 +54,8 @@ CODINGS = {
     "x-gzip": ([("Content-Encoding", "X-GZip")], gzip.compress(PAGE)),
     "stacked": ([("Content-Encoding", "gzip, br")], brotli.compress(gzip.compress(PAGE))),
     "stacked with zstd": ([("Content-Encoding", "deflate, identity, zstd")], zstd(zlib.compress(PAGE))),
+    "in two lines": ([("Content-Encoding", "gzip"), ("content-encoding", "gzip")], gzip.compress(gzip.compress(PAGE))),
+    "of the transfer": ([("Transfer-Encoding", "gzip, chunked")], chunked(gzip.compress(PAGE))),
     "chunked": ([("Transfer-Encoding", "Chunked")], chunked(PAGE)),
     "both": ([("Transfer-Encoding", "CHUNKED"), ("Content-Encoding", "zstd")], chunked(zstd(PAGE))),
     "a coding that is none": ([("Content-Encoding", "UTF-8")], PAGE),
@@ -139,6 +141,20 @@ def test_bytes_without_control_characters_are_no_text_either(encoding):
     assert no_text(letters) and (no_text(high) or encoding == "cp1251")
 
 
+@pytest.mark.parametrize("script", ["block", "hangul", "gb2312", "big5", "euc_jp", "euc_kr"])
+def test_random_chinese_and_korean_characters_are_no_text(script):
+    """All of them are assigned, and what an encoding of several bytes makes of bytes from 0xA1 on."""
+    generator = random.Random(8)
+    for _ in range(50):
+        if script in ("block", "hangul"):
+            first, last = (0x4E00, 0x9FFF) if script == "block" else (0xAC00, 0xD7A3)
+            noise = "".join(chr(generator.randint(first, last)) for _ in range(120))
+        else:
+            pairs = [bytes((generator.randint(0xA5, 0xF4), generator.randint(0xA1, 0xFE))) for _ in range(500)]
+            noise = "".join(c for c in b"".join(pairs).decode(script, "ignore") if "\u4e00" <= c <= "\ud7a3")
+        assert "frequent ones" in no_text(noise)
+
+
 def test_a_few_binary_bytes_in_a_long_text_are_found():
     noise = random.Random(7).randbytes(400).decode("cp1252", "replace").replace("\0", "")
     assert "within 256 at character" in no_text(PROSE + noise)
@@ -158,6 +174,22 @@ def test_a_few_binary_bytes_in_a_long_text_are_found():
         "N\bNA\bAM\bME\bE",
         "naïve café, ожидание, 尽管说明, 🎉👩‍👩‍👧, \u200e\u00adsoft",
         "A text with one bad \x01 character, as they are. " * 3,
+        # Family names, the Thousand Character Classic, the Analects, a rhapsody of rare fish and stones, a menu.
+        "赵钱孙李周吴郑王冯陈褚卫蒋沈韩杨朱秦尤许何吕施张孔曹严华金魏陶姜戚谢邹喻柏水窦章云苏潘葛奚范彭郎鲁韦昌马苗凤花方俞任袁柳酆鲍史唐费廉岑薛雷贺倪汤滕殷罗"
+        "毕郝邬安常乐于时傅皮卞齐康伍余元卜顾孟平黄和穆萧尹姚邵湛汪祁毛禹狄米贝明臧计伏成戴谈宋茅庞熊纪舒屈项祝董梁",
+        "天地玄黄宇宙洪荒日月盈昃辰宿列张寒来暑往秋收冬藏闰余成岁律吕调阳云腾致雨露结为霜金生丽水玉出昆冈剑号巨阙珠称夜光果珍李柰菜重芥姜海咸河淡鳞潜羽翔龙师火帝"
+        "鸟官人皇始制文字乃服衣裳推位让国有虞陶唐吊民伐罪周发殷汤坐朝问道垂拱平章爱育黎首臣伏戎羌遐迩一体率宾归王",
+        "子曰學而時習之不亦說乎有朋自遠方來不亦樂乎人不知而不慍不亦君子乎有子曰其為人也孝弟而好犯上者鮮矣不好犯上而好作亂者未之有也君子務本本立而道生孝弟也者其為仁"
+        "之本與子曰巧言令色鮮矣仁曾子曰吾日三省吾身為人謀而不忠乎",
+        "於是乎蛟龍赤螭漸離掉尾振鱗奮翼潛處乎深巖魚鱉讙聲萬物眾夥明月珠子的皪江靡蜀石黃碝水玉磊砢磷磷爛爛采色澔汗叢積乎其中鴻鵠鷫鴇鴐鵝屬玉交精旋目煩鶩庸渠箴疵鵁盧"
+        "群浮乎其上泛淫泛濫隨風澹淡與波搖蕩奄薄水渚唼喋菁藻咀嚼菱藕",
+        "宫保鸡丁麻婆豆腐鱼香肉丝糖醋排骨红烧狮子头清蒸鲈鱼回锅肉水煮牛肉蒜蓉西兰花酸辣土豆丝干煸四季豆地三鲜木须肉葱爆羊肉蚂蚁上树东坡肉叫花鸡佛跳墙剁椒鱼头毛血旺口"
+        "水鸡夫妻肺片担担面炸酱面扬州炒饭小笼包饺子馄饨烧卖春卷豆浆油条皮蛋瘦肉粥",
+        # Chemical elements and Korean names.
+        "氢氦锂铍硼碳氮氧氟氖钠镁铝硅磷硫氯氩钾钙钪钛钒铬锰铁钴镍铜锌镓锗砷硒溴氪铷锶钇锆铌钼锝钌铑钯银镉铟锡锑碲碘氙铯钡镧铈镨钕钷钐铕钆铽镝钬铒铥镱镥铪钽钨铼锇铱"
+        "铂金汞铊铅铋钋砹氡钫镭锕钍镤铀镎钚镅锔锫锎锿镄钔锘铹",
+        "김민준이서연박지훈최수빈정하은강도윤조예준윤서준장지우임하윤한지호오주원서시우신지아권유나황민서안건우송채원류현우전소율홍예은고은우문다은양준서손지안배시윤"
+        "백하린허승현남유진심재윤노태민하윤아곽도현성민재차은서주하율우지원구본승민경훈유승호나은채진수아지현우",
     ],
 )
 def test_texts_with_odd_characters_are_text(text):

@@ -18,6 +18,7 @@ from corpus.tokenizer import tokenizer
 from corpus.tokens.chat_template import SPECIAL_TOKENS
 from corpus.tokens.encode import TableEncoder, encoder_of, load_tokenizer
 from infra.errors import StageError
+from infra.run import Run
 from tests.corpus.conftest import build_stage
 from tests.support.programs.command import REPOSITORY, environment
 
@@ -118,6 +119,26 @@ def test_unigram_takes_the_most_probable_cut(build, documents):
         assert sum(scores[piece] for piece in model.encode(word).tokens) == pytest.approx(best(word))
 
 
+def test_long_text_without_spaces_gives_unigram_pieces(build, write):
+    """SentencePiece passes over lines of more than 4,192 bytes."""
+    text = "".join(f"北方沼泽的地图{'甲乙丙丁'[n % 4]}渡船的船长" for n in range(300))
+    path = write("a.jsonl", "".join(json.dumps({"text": text[n:]}) + "\n" for n in range(20)))
+    documents = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}]))
+    config = TokenizerConfig(kind="unigram", vocab_size=300, compare=False, heldout_share=0.001)
+    model = load_tokenizer(build(tokenizer, config, documents=documents))
+    assert len(model.encode(text).ids) < len(text)
+    assert model.decode(model.encode(text).ids) == text
+
+
+def test_a_tokenizer_is_not_measured_without_held_out_text(build, write, tmp_path):
+    text = "some words of a single document that is not held out, and words of it again " * 40
+    documents = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("a.txt", text)]}]))
+    (tmp_path / "out").mkdir()
+    config = TokenizerConfig(vocab_size=300, heldout_share=1e-9)
+    result = tokenizer(config, {"documents": documents}, tmp_path / "out", Run(tmp_path / "work"))
+    assert "not measured" in result.headline and list(result.figures) == ["vocab_size"]
+
+
 def test_compression_is_measured_by_source_on_held_out_text(folder, kind, documents):
     model = load_tokenizer(folder)
     found = json.loads((folder / "aux" / "compression.json").read_text())
@@ -174,7 +195,7 @@ def test_held_out_text_leaves_no_trace(build, write):
 
 def test_a_vocabulary_too_large_for_the_text_says_how_large_it_can_be(build, write):
     words = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("a.txt", "a few words only")]}]))
-    with pytest.raises(StageError, match=r"tokenizer\.vocab_size: .* gives 26\d entries, asked were 4,096"):
+    with pytest.raises(StageError, match=r"tokenizer\.vocab_size: .* gives 26\d entries, not the requested 4,096"):
         build(tokenizer, TokenizerConfig(), documents=words)
 
 

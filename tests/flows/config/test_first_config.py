@@ -252,7 +252,6 @@ def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
         ({"Context": PROSE, "Response": PROSE}, "side_of_a_pair", "Response is by its name"),
         ({"question": {"full_text": PROSE}, "answers": [PROSE, PROSE]}, "side_of_a_pair", "--text-field PATH=question"),
         ({"prompt": PROSE}, "side_of_a_pair", "--text-field PATH=prompt"),
-        ({str(n): {"text": PROSE} for n in range(5)}, "unreadable_source", "a record under each key"),
         ({"embedding": VECTOR}, "unreadable_source", "a field with prose"),
         ({"text": [PROSE, PROSE]}, "unreadable_source", "a field with prose"),
         ({"essay": PROSE, "report": PROSE[:-30]}, "two_readings", "or --text-field PATH=report"),
@@ -263,12 +262,40 @@ def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
 def test_what_is_no_form_or_two_is_refused_with_what_decides(
     form: dict[str, Any], code: str, words: str, tmp_path: Path
 ) -> None:
-    # Of a table by key the file is one object.
-    path = lines(tmp_path / "a.jsonl", [form] if "0" in form else rows_of(form))
+    path = lines(tmp_path / "a.jsonl", rows_of(form))
     with pytest.raises(ConfigError) as raised:
         look(path)
     [problem] = raised.value.problems
     assert problem.code == code and words.replace("PATH", path) in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({str(n): {"text": PROSE} for n in range(5)}, "a record under each key"),
+        ({"id": {"0": 0, "1": 1}, "text": {"0": PROSE, "1": PROSE}}, 'a column under each key (write its rows as JSON'),
+        ({"id": [0, 1], "text": [PROSE, PROSE]}, "a column under each key"),
+        ({"columns": ["text"], "index": [0, 1], "data": [[PROSE], [PROSE]]}, "rows under `data`"),
+        ({"version": "1.1", "data": [{"text": PROSE}] * 3}, "a list of 3 under `data` (write the list alone"),
+        ([PROSE, PROSE], "found a string (write one JSON object per line"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_table_in_one_object_is_refused_with_how_to_write_it(
+    content: Any, words: str, indent: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(content, indent=indent))
+    with pytest.raises(ConfigError) as raised:
+        look(str(tmp_path / "a.json"))
+    [problem] = raised.value.problems
+    assert problem.code == "unreadable_source" and words in str(problem)
+
+
+def test_one_record_with_lists_is_a_record(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": PROSE}, {"role": "assistant", "content": PROSE}]
+    (tmp_path / "a.json").write_text(json.dumps({"messages": turns}))
+    [[group], _] = look(str(tmp_path / "a.json"))
+    assert group.kind == "instructions"
 
 
 def test_files_of_several_forms_in_a_folder_become_a_source_of_each_form(
@@ -313,7 +340,7 @@ def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, mon
         return CliRunner().invoke(stemma, ["init", "faq.jsonl", "two.jsonl", *words])
 
     refused = typed()
-    assert refused.exit_code == 2 and refused.stderr.count("two readings are alike") == 2
+    assert refused.exit_code == 2 and refused.stderr.count("two interpretations are equally likely") == 2
     assert not (tmp_path / "pipeline.yaml").exists()
     done = typed("--as", "faq.jsonl=instructions", "--text-field", "two.jsonl=essay")
     assert done.exit_code == 0, done.stderr

@@ -406,7 +406,7 @@ def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: A
             config = house.folder / f"overlap-{overlap}.yaml"
             process = start("run", config, "--root", house.root, env=house.env, stderr=stderr)
         if overlap == "queue":
-            wait_until(lambda: "waiting: another run of this pipeline is under way" in said.read_text())
+            wait_until(lambda: "waiting: another run of this pipeline is active" in said.read_text())
         else:
             wait_until(lambda: process.poll() is not None)
     finally:

@@ -72,7 +72,7 @@ def test_too_few_hosts_that_work_end_the_stage_by_name(hosts: Network, tmp_path:
     settings = _on(hosts) | {"hosts": [hosts.hosts[0], "10.77.0.200"]}
     out, _ = on_cluster(tmp_path, 3, **settings).communicate(timeout=200)
     assert "node_excluded: node 10.77.0.200 is left out: its agent ended, or never began" in out
-    assert "too_few_hosts: launch.hosts: expected 2 hosts that work, got 1" in out
+    assert "too_few_hosts: launch.hosts: expected 2 working hosts, got 1" in out
 
 
 @pytest.mark.long

@@ -37,18 +37,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut index": (lambda f: (f / "train/index.json").write_text('{"shards": [{"samp'), r"train/index\.json: not JSON"),
     "empty index": (lambda f: (f / "train/index.json").write_text(""), "not JSON"),
     "index of bytes": (lambda f: (f / "train/index.json").write_bytes(b"\xff\xfe\x00\x01"), "not JSON"),
-    "index that is a list": (lambda f: edit(f / "train/index.json", lambda one: [one]), "expected an object"),
-    "index without shards": (lambda f: edit(f / "train/index.json", lambda one: {"version": 2}), "expected `shards`"),
+    "index that is a list": (lambda f: edit(f / "train/index.json", lambda i: [i]), "expected an object"),
+    "index without shards": (lambda f: edit(f / "train/index.json", lambda i: {"version": 2}), "expected `shards`"),
     "entry without samples": (
-        lambda f: edit(f / "train/index.json", lambda one: one["shards"][0].pop("samples") and None),
+        lambda f: edit(f / "train/index.json", lambda i: i["shards"][0].pop("samples") and None),
         r"shards\.0: expected `samples`",
     ),
     "entry without a file": (
-        lambda f: edit(f / "train/index.json", lambda one: one["shards"][0].update(raw_data=None)),
+        lambda f: edit(f / "train/index.json", lambda i: i["shards"][0].update(raw_data=None)),
         "expected `raw_data`",
     ),
     "entry of a file elsewhere": (
-        lambda f: edit(f / "train/index.json", lambda one: one["shards"][0]["raw_data"].update(basename="../x.mds")),
+        lambda f: edit(f / "train/index.json", lambda i: i["shards"][0]["raw_data"].update(basename="../x.mds")),
         "expected `basename`",
     ),
     "missing shard": (lambda f: shard_of(f).unlink(), r"shard\.00000\.mds: index\.json names this file"),
@@ -58,9 +58,25 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "its header is not that of the file",
     ),
     "shard with a damaged header": (lambda f: overwrite(shard_of(f), 8, b"\xff\xff\xff\xff"), "its header is damaged"),
+    "another format": (
+        lambda f: edit(f / "train/index.json", lambda i: i["shards"][0].update(format="csv")),
+        r"shards\.0: expected `format` mds",
+    ),
+    "entry of fewer columns": (
+        lambda f: edit(f / "train/index.json", lambda i: i["shards"][0].update(column_encodings=["ndarray"])),
+        "expected `column_encodings`, a list with an entry for each",
+    ),
+    "column that is code": (
+        lambda f: edit(f / "train/index.json", lambda i: i["shards"][0]["column_encodings"].__setitem__(0, "pkl")),
+        "expected columns of arrays in `column_encodings`, found pkl",
+    ),
+    "damaged sequences": (
+        lambda f: overwrite(shard_of(f), 4_000, b"\xff" * 6_000),
+        r"shards/train: sequence [\d,]+ cannot be read",
+    ),
     "cut meta": (lambda f: (f / "meta.json").write_text('{"vocab'), r"meta\.json: not JSON"),
     "meta without a length": (
-        lambda f: edit(f / "meta.json", lambda one: one.pop("sequence_length") and None),
+        lambda f: edit(f / "meta.json", lambda i: i.pop("sequence_length") and None),
         "expected `sequence_length`",
     ),
     "validation": (

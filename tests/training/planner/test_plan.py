@@ -103,7 +103,7 @@ def test_people_read_a_table_with_ranges() -> None:
     words = ["plan", "--preset", "gpt-1.3b", "--tokens", "20e9", "--gpu", "a100-40", "--gpus", "8"]
     found = CliRunner().invoke(command_line, words)
     assert found.exit_code == 0
-    assert "5.9 days" in found.stdout and "MFU" in found.stdout and "what this rests on" in found.stdout
+    assert "5.9 days" in found.stdout and "MFU" in found.stdout and "assumptions" in found.stdout
     assert max(map(len, found.stdout.splitlines())) < 300
 
 

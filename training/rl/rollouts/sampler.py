@@ -6,11 +6,7 @@ python -m training.rl.rollouts.sampler    serves the process that started it: th
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,7 +20,7 @@ from transformers import PreTrainedModel
 from infra.errors import StageError
 from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
-from infra.process.lifetime import die_with_parent
+from infra.process.lifetime import serve_parent
 from training.chat.base import Chat
 from training.config import RlhfConfig
 from training.core.hardware import Hardware, prepare
@@ -38,7 +34,6 @@ from training.rl.environments.pool import EnvironmentPool
 from training.rl.rollouts.schedule import PartAnswers, RoundPart
 from training.train_modules.answer_logprobs import logprobs_and_entropies
 
-_PDEATHSIG = 1
 _BATCH = 64
 """Answers of one forward pass without gradients."""
 
@@ -134,11 +129,7 @@ def load_weights(policy: PreTrainedModel, path: Path) -> None:
 
 def serve(of: Callable[..., Sampler] = Sampler) -> None:
     """Answer incoming questions until the parent process closes the pipe."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # besides the thread, which native code may hold up
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    questions, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    questions, replies = serve_parent()
 
     def reply(content: dict[str, Any]) -> None:
         print(json.dumps(content), file=replies, flush=True)
