@@ -37,7 +37,8 @@ def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> 
     """The text of some bytes, and whether its encoding had to be guessed.
 
     encoding: as configured; `auto` takes the byte order mark, UTF-16 without one by its NULs, the encoding that the
-        data declare of themselves unless they are UTF-8, UTF-8, the likely one, or what charset-normalizer finds, in this order.
+        data declare of themselves unless they are UTF-8, UTF-8, the likely one, or what charset-normalizer finds, in
+        this order.
     likely: what the file that these bytes are a part of seems to be in.
     Raises UnicodeDecodeError where a configured encoding does not fit.
     """

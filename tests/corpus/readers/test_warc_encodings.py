@@ -83,7 +83,8 @@ def test_pages_in_every_coding_are_read(build, write, headers, body):
     ],
 )
 def test_a_page_of_utf8_is_read_as_such_whatever_it_declares(build, write, declared, actual, word):
-    body = PAGE.replace(b"ferry", word.encode(actual), 1).replace(b"<html>", f'<html><meta charset="{declared}">'.encode())
+    head = f'<html><meta charset="{declared}">'.encode()
+    body = PAGE.replace(b"ferry", word.encode(actual), 1).replace(b"<html>", head)
     path = write("a.warc", archive(("200 OK", [], body)))
     [document] = read_documents(build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}])))
     assert word in document.text
