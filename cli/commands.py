@@ -8,45 +8,45 @@ from difflib import get_close_matches
 import click
 
 COMMANDS = {
-    "init": ("cli.pipelines.init", "Look at files of text and write a config for them."),
-    "plan": ("cli.pipelines.plan", "What a training needs and costs: size, layout, memory, time, money."),
+    "init": ("cli.pipelines.init", "Inspect text files and write a config for them."),
+    "plan": ("cli.pipelines.plan", "Plan a training run: model size, layout, memory, time and cost."),
     "step": ("cli.pipelines.step", "List the stages that a pipeline can use, and show the keys of one."),
     "run": ("cli.pipelines.run", "Run a pipeline: build what is missing, reuse the rest."),
-    "check": ("cli.pipelines.check", "Say what a run would build and reuse, and why; start nothing."),
-    "config": ("cli.pipelines.config", "Print a config as one whole file, with what it extends."),
-    "status": ("cli.pipelines.status", "What runs now, and what is built of a pipeline."),
-    "why": ("cli.pipelines.check:why", "Why a stage was built or reused the last time."),
-    "logs": ("cli.pipelines.logs", "What a stage printed."),
-    "lineage": ("cli.store.lineage", "What an artifact descends from, and what descends from it."),
-    "cost": ("cli.store.cost", "Cost of a model or a run: device time, money, energy, and time lost to faults."),
-    "ls": ("cli.store.ls", "List runs, models and artifacts with what came out."),
+    "check": ("cli.pipelines.check", "Show what a run would build and reuse, and why, without starting it."),
+    "config": ("cli.pipelines.config", "Print a config as one complete file, merged with the files it extends."),
+    "status": ("cli.pipelines.status", "Show current runs, and which stages of a pipeline are built."),
+    "why": ("cli.pipelines.check:why", "Explain why a stage was last built or reused."),
+    "logs": ("cli.pipelines.logs", "Print the log of a stage."),
+    "lineage": ("cli.store.lineage", "Show the ancestors or descendants of an artifact."),
+    "cost": ("cli.store.cost", "Show the cost of a model or run: device time, money, energy, time lost to faults."),
+    "ls": ("cli.store.ls", "List runs, models and artifacts with their results."),
     "open": ("cli.servers.open", "Open the newest report, card or page in the browser."),
-    "sweep": ("cli.pipelines.sweep", "Run a pipeline over values of its keys, or ablations, with seeds."),
-    "compare": ("cli.pipelines.compare", "What differs between runs, configs or models, with figures and curves."),
-    "export": ("cli.models.export", "Write a model as a folder for the Hugging Face hub."),
-    "verify": ("cli.store.verify", "Hash an artifact, or its whole ancestry, again."),
+    "sweep": ("cli.pipelines.sweep", "Run a pipeline over a grid or range of config values, or as ablations."),
+    "compare": ("cli.pipelines.compare", "Compare runs, configs or models: settings, metrics and curves."),
+    "export": ("cli.models.export", "Export a model as a folder for the Hugging Face Hub."),
+    "verify": ("cli.store.verify", "Check the hashes of an artifact, or of all its ancestors too."),
     "adopt": ("cli.store.adopt", "Import a corpus, shards or a model made elsewhere."),
     "gc": ("cli.store.gc", "Remove artifacts that nothing needs."),
     "up": ("cli.servers.up", "Start the Prefect and MLflow servers and a worker in the background."),
     "down": ("cli.servers.up:down", "Stop what `up` started."),
     "deploy": ("cli.servers.deploy", "Put a pipeline and its stages on the Prefect page."),
-    "schedule": ("cli.servers.deploy:schedule", "When a pipeline runs by itself next."),
-    "pause-schedule": ("cli.servers.deploy:pause", "Keep a pipeline from running by itself."),
-    "resume-schedule": ("cli.servers.deploy:resume", "Let a pipeline run by itself again."),
-    "chat": ("cli.models.chat", "Talk to a model."),
+    "schedule": ("cli.servers.deploy:schedule", "Show a pipeline's schedule and next runs."),
+    "pause-schedule": ("cli.servers.deploy:pause", "Pause a pipeline's schedule."),
+    "resume-schedule": ("cli.servers.deploy:resume", "Resume a pipeline's schedule."),
+    "chat": ("cli.models.chat", "Chat with a model in the terminal."),
     "show-chat": (
         "cli.models.show_chat",
-        "Print conversations as a model's tokens, and what tuning would learn of them.",
+        "Print conversations as a model's tokens, marking those that fine-tuning learns.",
     ),
-    "promote": ("cli.models.promote", "Make a registered model the one to use."),
-    "rollback": ("cli.models.promote:rollback", "Go back to the model that was promoted before."),
+    "promote": ("cli.models.promote", "Promote a registered model."),
+    "rollback": ("cli.models.promote:rollback", "Undo the last promotion."),
     "eval": ("cli.models.eval", "Score models on benchmarks, side by side."),
-    "mirror": ("cli.models.mirror", "Put a benchmark's data where its task finds them without a network."),
-    "feedback": ("cli.models.feedback", "Have people choose between answers, and train on what they choose."),
-    "review": ("cli.models.review", "Have people look through a sample of a corpus and mark what is odd."),
-    "serve": ("cli.models.serve", "Serve models by OpenAI's protocol, with a page to talk to two side by side."),
-    "drill": ("cli.pipelines.drill", "Hit a pipeline with faults in a scratch store, and check what is promised."),
-    "completion": ("cli.common.completion", "Print the script that completes commands in a shell."),
+    "mirror": ("cli.models.mirror", "Copy a benchmark's data into a mirror for offline evaluation."),
+    "feedback": ("cli.models.feedback", "Collect human preferences between answers, and train on them."),
+    "review": ("cli.models.review", "Have people review a sample of a corpus and mark problems."),
+    "serve": ("cli.models.serve", "Serve models through an OpenAI-compatible API, with a chat page."),
+    "drill": ("cli.pipelines.drill", "Inject faults into a pipeline in a scratch store, and check its guarantees."),
+    "completion": ("cli.common.completion", "Print the shell completion script."),
 }
 
 GROUPS = {
@@ -60,11 +60,11 @@ GROUPS = {
 }
 """Headings of `stemma --help`, each with its commands."""
 OLD_NAMES = {"pause": "pause-schedule", "resume": "resume-schedule"}
-"""Names that still work, with the names that took their place."""
+"""Deprecated command names, with their replacements."""
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one when it is needed."""
+    """A group that imports a command's module when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -116,7 +116,7 @@ def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print version.")
 def stemma() -> None:
-    """From raw text to an evaluated, instruction-tuned, aligned language model, and its whole family tree.
+    """From raw text to an evaluated, instruction-tuned, aligned language model, with full lineage.
 
     \b
     stemma check configs/quickstart.yaml    what would run, and why
@@ -125,7 +125,7 @@ def stemma() -> None:
 
 
 def run() -> int:
-    """Runs the command line and returns its exit code. Raises KeyboardInterrupt if no handler answered to one."""
+    """Run the command line and return its exit code. Raises KeyboardInterrupt if no handler caught it."""
     try:
         stemma.main(prog_name="stemma", standalone_mode=False)
     except click.UsageError as error:

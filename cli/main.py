@@ -1,4 +1,4 @@
-"""Entry point of the `stemma` command: it listens for interrupts before anything else is imported."""
+"""Entry point of the `stemma` command. Interrupt handlers are installed before anything else is imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from infra.process import interrupts
 
 
 def main() -> None:
-    """Runs the command line and exits with its code. An interrupt at any moment is 130, and `cancelled` with --json."""
+    """Run the command line and exit with its code. An interrupt at any moment exits with 130 (`cancelled` in JSON)."""
     interrupts.listen()
     try:
         from cli.commands import run

@@ -30,7 +30,7 @@ Schema = Mapping[str, Any]
 
 
 def pages() -> dict[str, str]:
-    """Path below the folder → text, of every page."""
+    """Text of every page, by its path below the folder."""
     made = {"stages/index.md": _stages_page(), "commands/index.md": _commands_page()}
     made["stages/pipeline.md"] = _pipeline_page()
     made["stages/launch.md"] = _launch_page()
@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
 def _stages_page() -> str:
     return _text(
         [
-            "# Keys of a config",
+            "# Config keys",
             "",
             "A pipeline is one YAML file: a few keys at its top, a section for each stage, and `launch` for machines.",
             "These pages are generated from the config classes. [Stages](/docs/stages.md) describes what each stage is",
@@ -81,7 +81,7 @@ def _pipeline_page() -> str:
 
 
 def _launch_page() -> str:
-    about = "Where and how to run. None of these keys names machines anywhere else in the file."
+    about = "Where and how to run. This is the only section that describes machines."
     return _text(["# launch", "", about, "", *_config_lines("launch", LaunchConfig.model_json_schema(by_alias=True))])
 
 
@@ -128,7 +128,7 @@ def _config_lines(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _kind(group: Schema) -> str:
-    """`kind: files` of one of several groups that a key may hold."""
+    """The tag, such as `kind: files`, of one of several groups that a key may hold."""
     for name in ("kind", "uses"):
         value = group["properties"].get(name, {}).get("const")
         if value:

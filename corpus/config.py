@@ -55,7 +55,7 @@ class IngestConfig(StageConfig):
     read: SomeOf[DocumentSource] = (DocstringDocuments(),)
     """Sources of the text, in this order."""
     max_quarantine_share: Share = 0.01
-    """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
+    """Maximum share of unreadable records, which are written to aux/quarantine.jsonl; above it the stage fails."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> IngestConfig:
@@ -84,12 +84,12 @@ class NearPrompts(NearDuplicates):
     """
 
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Jaccard similarity of the two sets of word n-grams from which on two prompts are near duplicates."""
+    """Minimum Jaccard similarity of the word n-grams of near-duplicate prompts."""
     ngram: int = Field(3, ge=1, le=32)
-    """Words in an n-gram: fewer than in documents, since prompts are short."""
+    """Words per n-gram: fewer than for documents, since prompts are short."""
     marks: bool = False
-    """Count marks that carry meaning as part of the words, as in `dedupe.near`. Off here: a prompt gives away one that
-    differs from it in a sign alone."""
+    """Count marks that carry meaning as part of the words, as in `dedupe.near`. Off here: two prompts that differ only
+    in a sign leak each other's answers."""
 
 
 InstructionSource = Annotated[
@@ -111,9 +111,9 @@ class InstructionsConfig(StageConfig):
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
-    """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
+    """Maximum share of unreadable records, which are written to aux/quarantine.jsonl; above it the stage fails."""
     near_prompts: NearPrompts | None = NearPrompts()
-    """Near-duplicate prompts, none of which is on the other side of the split; null compares prompts exactly."""
+    """Keep near-duplicate prompts on the same side of the split; null compares prompts exactly."""
     decontaminate: MatchConfig | None = MatchConfig()
     """Drop pairs that hold a test item of the pipeline's benchmarks or safety probes; null keeps them."""
 
@@ -135,13 +135,13 @@ class PreferencesConfig(StageConfig):
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     max_quarantine_share: Share = 0.01
-    """Share of unreadable records that is put aside in aux/quarantine.jsonl; above it the stage stops."""
+    """Maximum share of unreadable records, which are written to aux/quarantine.jsonl; above it the stage fails."""
     near_prompts: NearPrompts | None = NearPrompts()
-    """Near-duplicate prompts, none of which is on the other side of the split; null compares prompts exactly."""
+    """Keep near-duplicate prompts on the same side of the split; null compares prompts exactly."""
     decontaminate: MatchConfig | None = MatchConfig()
     """Drop pairs that hold a test item of the pipeline's benchmarks or safety probes; null keeps them."""
     seed: Seed = 17
-    """Decides which wrong summary stands against which true one."""
+    """Seed for pairing wrong summaries with true ones."""
 
     def sources(self) -> list[Source]:
         return [source.source(f"preferences.read.{i}") for i, source in enumerate(self.read)]
@@ -156,12 +156,12 @@ DATA_KINDS: tuple[DataKind, ...] = get_args(DataKind)
 
 
 class SuiteConfig(Config):
-    """A Great Expectations suite in a file, and which of its limits are to be others."""
+    """A Great Expectations suite in a file, with overrides of its limits."""
 
     suite: SourcePath | None = outside_identity(None)
     """YAML or JSON file; by default the one of this kind of data in configs/suites."""
     limits: dict[str, int | float] = Field(default_factory=dict)
-    """Limits of the suite by name. They may also stand beside `suite`: {min_rows: 1000}."""
+    """Limits of the suite by name. They may also be given next to `suite`: {min_rows: 1000}."""
 
     @model_validator(mode="before")
     @classmethod
@@ -174,8 +174,8 @@ class SuiteConfig(Config):
 
 
 class ValidateConfig(StageConfig):
-    """Great Expectations suites for each kind of data: documents as they were read, documents that went through the
-    whole chain, instruction pairs, preference pairs, token shards. A kind that is null is not validated."""
+    """Great Expectations suites for each kind of data: raw documents, documents at the end of the cleaning chain,
+    instruction pairs, preference pairs, token shards. A kind that is null is not validated."""
 
     documents: SuiteConfig | None = SuiteConfig()
     clean: SuiteConfig | None = SuiteConfig()
@@ -183,9 +183,10 @@ class ValidateConfig(StageConfig):
     preferences: SuiteConfig | None = SuiteConfig()
     shards: SuiteConfig | None = SuiteConfig()
     max_rows: int = Field(200_000, ge=1)
-    """Rows that are looked at: larger data is sampled evenly by id. Its length in rows is always counted whole."""
+    """Maximum number of rows to validate: larger data is sampled evenly by id. The number of rows is always exact."""
     kind: DataKind | None = None
-    """The kind of data at hand. The pipeline fills it in; by hand it is seen from the files, documents being raw."""
+    """Kind of data. The pipeline sets it; when run by hand it is detected from the files, with documents taken as raw.
+    """
 
     def of(self, kind: DataKind, **limits: float) -> ValidateConfig:
         """Return the part of the config for one kind of data, so that a change elsewhere re-addresses nothing.
@@ -221,24 +222,24 @@ WORDPIECE_LEAST = 2 * 256 + 6
 
 
 class TokenizerConfig(StageConfig):
-    """Trains a byte-level tokenizer on the documents that are not held out, or takes over a finished one."""
+    """Trains a byte-level tokenizer on the documents that are not held out, or imports an existing one."""
 
     kind: Literal["bpe", "unigram", "wordpiece"] = "bpe"
     """Byte-pair encoding as GPT-2 has it (Sennrich et al., 2016; Radford et al., 2019), a unigram language model (Kudo,
-    2018) or WordPiece (Schuster & Nakajima, 2012), all over bytes: any text comes back whole."""
+    2018) or WordPiece (Schuster & Nakajima, 2012), all over bytes, so that any text round-trips."""
     vocab_size: int = Field(4096, ge=300)
-    """Entries, special tokens and the 256 bytes included; WordPiece has these twice, and 518 at least. GPT-2 (Radford
-    et al., 2019) has 50,257."""
+    """Number of entries, including special tokens and the 256 bytes, which WordPiece has twice (at least 518 entries).
+    GPT-2 (Radford et al., 2019) has 50,257."""
     min_frequency: int = Field(2, ge=1)
     """Minimum number of occurrences of a pair of tokens before it is merged. Has no effect on a unigram model."""
     train_mb: float | None = Field(200, gt=0)
-    """Megabytes (10^6 bytes of UTF-8) of text to train on, an even sample of all documents; null takes all. Memory
-    grows with it."""
+    """Megabytes (10^6 bytes of UTF-8) of text to train on, an even sample of all documents; null uses all. Memory grows
+    with it."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     pretrained: SourcePath | None = outside_identity(None)
-    """A Hugging Face tokenizer folder to take over instead of training one. Tokens of the chat format that it lacks are
-    added, and its chat template becomes ours."""
+    """A Hugging Face tokenizer folder to import instead of training one. Missing tokens of the chat format are added,
+    and its chat template is replaced by this project's."""
     baselines: tuple[SourcePath, ...] = outside_identity(())
     """Hugging Face tokenizer folders to compare with this tokenizer."""
     compare: bool = True
@@ -270,7 +271,8 @@ class CanariesConfig(Config):
     text: str = Field(min_length=1)
     """The format: a text with at least one gap, `{digits:6}` or `{letters:4}`, which random characters fill."""
     copies: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 4, 16, 64), min_length=1)
-    """A canary is drawn for each and planted so often; one with 0 is never planted, and shows what chance gives."""
+    """One canary is drawn per number and planted that many times; a canary with 0 is a control that shows chance level.
+    """
 
     @field_validator("text")
     @classmethod
@@ -296,10 +298,10 @@ class ShardConfig(StageConfig):
     sequence_length: int = Field(256, ge=8)
     """Tokens per sequence. GPT-3 (Brown et al., 2020) uses 2048."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
-    """Share of groups that goes to validation; the same in tokenizer, shard, instructions and preferences."""
+    """Share of groups used for validation; the same in tokenizer, shard, instructions and preferences."""
     by_source: bool = False
     """Packs the training text of each source into separate sequences and shard files, so that `pretrain.mixture` can
-    mix the sources during training. The validation side mixes all sources in every stretch either way."""
+    mix the sources during training. The validation side always mixes all sources."""
     end_of_text: str | None = Field(None, min_length=1)
     """The token that ends every document. null: <|endoftext|> or <|end_of_text|> where the tokenizer has one, else its
     eos_token, as of Gemma (<eos>), Llama 2 and Mistral (</s>)."""
@@ -307,7 +309,7 @@ class ShardConfig(StageConfig):
     """The token that every document begins with; "" is none. null: the tokenizer's bos_token where it puts one in front
     of every text, by its post-processor or `add_bos_token`, as the models of Llama, Gemma and Mistral were trained."""
     shard_mb: float = Field(64, gt=0)
-    """Megabytes (2^20 bytes) a shard file before compression."""
+    """Size of a shard file before compression, in megabytes (2^20 bytes)."""
     compression: Annotated[str, Field(pattern=r"^(zstd|br|bz2)(:\d+)?$")] | None = None
     """Compression of shard files, optionally with a level: zstd, zstd:7, br, bz2. streaming decompresses them on read.
     gz is excluded because its files contain the time of day."""
@@ -330,10 +332,10 @@ class ShardConfig(StageConfig):
 
 
 class RemoteShardsConfig(StageConfig):
-    """Shards that lie on S3 and are fetched while training reads them."""
+    """Shards on S3 that are downloaded during training."""
 
     location: SourceLocation = outside_identity(examples=["s3://bucket/shard/0123456789abcdef"])
-    """s3://bucket/folder with all files of a shard artifact. Their index alone is part of the identity: it has the
+    """s3://bucket/folder with all files of a shard artifact. Only their index is part of the identity: it contains the
     hash of every file."""
 
     @field_validator("location")

@@ -127,7 +127,7 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
                 "shard.sequence_length",
                 f"the {name} side has {len(side):,} documents with {int(side['tokens'].sum()):,} tokens, expected at "
                 f"least one sequence of {config.sequence_length:,}",
-                "give it more text, or shorten the sequences",
+                "provide more text, or shorten the sequences",
             )
         _write_side(name, slices, form, out_dir, run)
     # The index of documents, and meta.json, which describes the shards to their readers.

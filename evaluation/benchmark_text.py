@@ -34,7 +34,7 @@ def benchmark_text(config: BenchmarkTextConfig, inputs: Mapping[str, Path], out_
             file.write(item.as_line())
             counts[item.task] += 1
     if not counts:
-        raise stage_error("no_benchmarks", "benchmark_text", "expected a benchmark or a probe, the config names none")
+        raise stage_error("no_benchmarks", "benchmark_text", "expected a benchmark or probe, but the config has none")
     figures = {"items": counts.total(), "tasks": len(counts)}
     return Result(figures, f"{counts.total():,} items of {len(counts)} tasks")
 

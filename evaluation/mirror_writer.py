@@ -148,7 +148,7 @@ def _mirror(
         rows.setdefault(split, kept)
     if spec.scored not in rows:
         message = f"{task} scores the split {spec.scored}, found {', '.join(rows) or 'none'}"
-        raise stage_error("missing_source", str(source or ""), message, f"--split {spec.scored}=FILE names it")
+        raise stage_error("missing_source", str(source or ""), message, f"--split {spec.scored}=FILE sets it")
     reserved = _reserve_shots(spec, rows, shots)
     still = reserved or (0 if new_splits else before)
     with tempfile.TemporaryDirectory(prefix="stemma-mirror-") as trial:
@@ -227,7 +227,7 @@ def _reserve_shots(spec: Definition, rows: dict[str, list[dict[str, Any]]], shot
     if not shots:
         return 0
     if rows.get(target):
-        message = f"the split {target} is there with {len(rows[target]):,} rows, of which shots are drawn"
+        message = f"the split {target} already has {len(rows[target]):,} rows for few-shot examples"
         raise stage_error("has_shots", "--shots", message, "leave --shots out")
     if shots >= len(scored):
         raise stage_error("too_many_shots", "--shots", f"{shots} of {len(scored)} rows would leave none to score")

@@ -31,7 +31,7 @@ def needle(config: NeedleConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     longest = max(config.lengths)
     if isinstance(positions, int) and longest > positions and not is_rotary:
         message = f"expected lengths of at most the model's {positions:,} positions, not {longest:,}"
-        raise stage_error("too_few_positions", "needle.lengths", message, "ask for shorter texts")
+        raise stage_error("too_few_positions", "needle.lengths", message, "use shorter texts")
     results: dict[str, Any] = {"chance": 1 / config.choices, "positions": positions, "lengths": {}}
     figures = {"needle_chance": 1 / config.choices}
     for length in sorted(set(config.lengths)):
@@ -85,7 +85,7 @@ def _sequence(
     room = length - 1 - len(sentence) - len(question) - len(answer)
     if room < 0:
         message = f"expected room for the sentences, which take {length - room:,} tokens, in {length:,}"
-        raise stage_error("no_room", "needle.lengths", message, "ask for longer texts, or shorten the sentences")
+        raise stage_error("no_room", "needle.lengths", message, "use longer texts, or shorten the sentences")
     before = round(depth * room)
     filler = _repeated(encode(config.filler), room)
     return [lm.start_token, *filler[:before], *sentence, *filler[before:], *question, *answer], len(answer)

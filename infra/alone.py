@@ -37,11 +37,13 @@ C = TypeVar("C", bound=StageConfig)
 def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_class: type[C]) -> None:
     """Parse the command line, run the function in the foreground, print its figures, and exit as the command would."""
     parser = argparse.ArgumentParser(description=(function.__doc__ or "").strip().split("\n")[0])
-    parser.add_argument("--config", type=Path, help="a YAML file with this stage's section; defaults where left out")
+    parser.add_argument(
+        "--config", type=Path, help="YAML file with this stage's section; by default all keys have their defaults"
+    )
     # Several values after one word: TorchX refuses an option that is repeated.
     several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     parser.add_argument("--input", **several, metavar="NAME=DIR", help="input artifacts")
-    parser.add_argument("--launch", **several, metavar="KEY=VALUE", help="keys of `launch:`")
+    parser.add_argument("--launch", **several, metavar="KEY=VALUE", help="set keys of `launch:`")
     parser.add_argument("--out", type=Path, required=True, help="an empty or new folder for the result")
     options = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
@@ -53,9 +55,11 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         work = _work(options.out)
         launch = LaunchConfig(**{key: read_plain(value) for key, value in settings.items()})
         if launch.cluster != "local":
-            parser.error("launch.cluster is for pipelines: by hand, start this on each node, as srun does")
+            parser.error(
+                "launch.cluster works only in pipelines: start this command on each node instead, as srun does"
+            )
         if launch.checkpoint_remote is not None:
-            parser.error("launch.checkpoint_remote is for pipelines: their fingerprints identify checkpoints")
+            parser.error("launch.checkpoint_remote works only in pipelines, whose fingerprints identify checkpoints")
         section = read_plain(read_text(options.config)) if options.config else {}
         config = config_class.model_validate(section or {})
         if rank == 0:
@@ -70,8 +74,8 @@ def main(function: Callable[[C, Mapping[str, Path], Path, Run], Result], config_
         try:
             result = function(config, _Inputs({name: Path(folder) for name, folder in inputs.items()}), out, run)
         except SystemExit as error:  # by code that it calls; 0 would count as success
-            message = f"{function.__name__} was ended by sys.exit({error.code!r}) and left no result"
-            raise stage_error("exited", function.__module__, message, "have its code raise an error") from error
+            message = f"{function.__name__} called sys.exit({error.code!r}) and left no result"
+            raise stage_error("exited", function.__module__, message, "raise an error in its code instead") from error
     except (ValidationError, BadYaml) as error:
         sys.exit(str(error))
     except StemmaError as error:
@@ -89,7 +93,7 @@ class _Inputs(dict[str, Path]):
     def __missing__(self, name: str) -> Path:
         available = ", ".join(self) or "none"
         raise stage_error(
-            "no_input", "--input", f"expected one named {name}, got {available}", f"add --input {name}=DIR"
+            "no_input", "--input", f"expected an input named {name}, got {available}", f"add --input {name}=DIR"
         )
 
 
@@ -143,7 +147,7 @@ def _claim(work: Path, config: StageConfig, inputs: Mapping[str, Path]) -> None:
             "other_work",
             str(work),
             f"it contains the work of a run with another {', '.join(differing)}",
-            "remove it, or name another --out",
+            "remove it, or choose another --out",
         )
     work.mkdir(parents=True, exist_ok=True)
     temporary = note.with_suffix(".fresh")

@@ -39,7 +39,7 @@ def canonical(value: Any, where: str = "value", *, measuring: bool = False) -> A
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise NoStableForm(f"{where}: {value} has no JSON form; a finite number was expected")
+            raise NoStableForm(f"{where}: {value} has no JSON form; expected a finite number")
         return float(value)
     if isinstance(value, BaseModel):
         return {

@@ -11,7 +11,7 @@ from infra.project import PROJECT
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+) *\\?$", re.MULTILINE)
 _SHOWN = 5
 _OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
-_FIX = "install them: remove .venv and run make .venv/.installed, which takes all from the lock"
+_FIX = "reinstall from the lock: remove .venv and run make .venv/.installed"
 
 
 def differing_packages() -> list[str]:

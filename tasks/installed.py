@@ -55,7 +55,7 @@ def installed_stages(known: Mapping[str, Stage]) -> InstalledStages:
         if point.name in known or point.name in stages:
             other = known.get(point.name) or stages[point.name]
             owner = other.installed.name if other.installed else "this project"
-            message = f"the installed package {distribution} declares the stage {point.name}, which {owner} has"
+            message = f"the installed package {distribution} declares the stage {point.name}, which {owner} already has"
             problems.append(
                 Problem("stage_name_taken", where, message, f"rename it in {distribution}, or uninstall it")
             )
@@ -73,12 +73,12 @@ def _entry_points() -> Iterable[metadata.EntryPoint]:
 
 
 def _faults(stage: object, name: str, known: set[str]) -> Iterator[str]:
-    """Yield what keeps an object from being the declaration of the stage `name`."""
+    """Yield reasons why an object is not a valid declaration of the stage `name`."""
     if not isinstance(stage, Stage):
         yield f"expected a tasks.stage.Stage, found {type(stage).__name__}"
         return
     if stage.name != name:
-        yield f"the entry point is called {name}, and the stage {stage.name!r}: one name was expected"
+        yield f"expected one name: the entry point is called {name}, but the stage {stage.name!r}"
     if not NAME.fullmatch(stage.name):
         yield f"expected a name of lowercase letters, digits and _, at most 48 of them, not {stage.name!r}"
     if not _FUNCTION.fullmatch(stage.function):

@@ -72,7 +72,7 @@ OUR_STAGES: dict[str, Stage] = {
     for stage in (
         Stage(
             "ingest",
-            about="Text from outside becomes documents.",
+            about="Read text from outside as documents.",
             version=9,
             config=IngestConfig,
             function="corpus.ingest:ingest",
@@ -80,7 +80,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "validate",
-            about="A Great Expectations suite that stops the flow when the data is not what it should be.",
+            about="A Great Expectations suite that stops the pipeline if the data violates it.",
             version=5,
             config=ValidateConfig,
             function="corpus.validate:validate",
@@ -106,7 +106,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "dedupe",
-            about="Documents, each there once.",
+            about="Documents without duplicates.",
             version=6,
             config=DedupeConfig,
             function="corpus.dedupe.stage:dedupe",
@@ -115,7 +115,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "semantic_dedupe",
-            about="Documents that all differ in meaning.",
+            about="Documents without semantic duplicates.",
             version=1,
             config=SemanticDedupeConfig,
             function="corpus.semantic.stage:semantic_dedupe",
@@ -143,7 +143,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "generate",
-            about="Documents written by a language model from those at hand.",
+            about="Documents written by a language model from existing documents.",
             version=1,
             config=GenerateConfig,
             function="corpus.generation.stage:generate",
@@ -152,7 +152,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "benchmark_text",
-            about="The text of every test item that the models will be asked; there where data are cleared of it.",
+            about="Text of every test item of the evaluations, used to decontaminate data.",
             version=5,
             config=BenchmarkTextConfig,
             function="evaluation.benchmark_text:benchmark_text",
@@ -160,7 +160,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "decontaminate",
-            about="Documents that hold no test item of the benchmarks.",
+            about="Documents that contain no test item of the benchmarks.",
             version=6,
             config=DecontaminateConfig,
             function="corpus.decontaminate.stage:decontaminate",
@@ -169,7 +169,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "mix",
-            about="Documents in the proportions that a model is to read them in.",
+            about="Documents mixed in the proportions for training.",
             version=2,
             config=MixConfig,
             function="corpus.mix.stage:mix",
@@ -178,7 +178,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "tokenizer",
-            about="A tokenizer, trained on the documents or taken over.",
+            about="A tokenizer, trained on the documents or imported.",
             version=4,
             config=TokenizerConfig,
             function="corpus.tokenizer:tokenizer",
@@ -467,7 +467,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "needle",
-            about="Numbers that a model finds in long texts, by length and by place.",
+            about="Retrieval of numbers from long texts (needle in a haystack), by length and position.",
             version=1,
             config=NeedleConfig,
             function="evaluation.needle:needle",
@@ -495,7 +495,7 @@ OUR_STAGES: dict[str, Stage] = {
         ),
         Stage(
             "mitigations",
-            about="What mitigations of a model's toxicity do, and what they cost.",
+            about="Effect and cost of mitigations of a model's toxicity.",
             version=4,
             config=MitigationsConfig,
             function="evaluation.mitigations:mitigations",

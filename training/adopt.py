@@ -71,7 +71,7 @@ def import_model(config: BaseModelConfig, inputs: Mapping[str, Path], out_dir: P
     tokenizer.save_pretrained(out_dir)
     export(model, None, out_dir, chat.stops if keeps else ())
     if kept := keep_licence(folder, out_dir):
-        run.event("licence", f"the model's licence goes with all that is made from it: {', '.join(kept)}")
+        run.event("licence", f"the model's licence applies to everything derived from it: {', '.join(kept)}")
     if (folder / TRAINED).is_file():
         shutil.copyfile(folder / TRAINED, out_dir / TRAINED)
     parameters = sum(weight.numel() for weight in model.parameters())

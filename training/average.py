@@ -57,12 +57,12 @@ def average(config: AverageConfig, inputs: Mapping[str, Path], out_dir: Path, ru
     network = load(inputs["model"])
     members = _states(config, inputs["model"], network) if config.states else _models(inputs, network)
     if len(members) < 2:
-        message = "expected at least two models, there is the input model alone"
-        fix = "give further models as inputs of any names, or set states to average checkpoints of one training"
+        message = "expected at least two models, but the only input is model"
+        fix = "give further models as inputs with any names, or set states to average checkpoints of one run"
         raise stage_error("nothing_to_average", "average.inputs", message, fix)
     measure = _measure(config, inputs, network, hardware, run)
     if config.method == "greedy" and measure is None:
-        message = "expected something to choose by"
+        message = "expected a criterion for greedy"
         fix = "give the input shards, or a benchmark with the figure to choose by"
         raise stage_error("no_measure", "average.method", message, fix)
 
@@ -109,8 +109,8 @@ def _models(inputs: Mapping[str, Path], network: PreTrainedModel) -> list[Member
     for name in names[1:]:
         entries = len(load_pretrained_tokenizer(inputs[name]).get_vocab().items() ^ vocabulary.items())
         if entries:
-            message = f"expected the tokenizer of the input model; {entries:,} entries of them differ"
-            fix = "average models of one tokenizer: rows of other tokens have no common meaning"
+            message = f"expected the tokenizer of the input model; {entries:,} entries differ"
+            fix = "average models with the same tokenizer: embedding rows of different tokens cannot be averaged"
             problems.append(Problem("other_tokenizer", f"average.inputs.{name}", message, fix))
         other = {key: tuple(weight.shape) for key, weight in load(inputs[name]).state_dict().items()}
         if other != shapes:
@@ -156,7 +156,7 @@ def _weights_of(state: KeptState, network: PreTrainedModel) -> Weights:
     prefix = stored[0].removesuffix(names[0]) if stored else WEIGHTS
     if missing := [name for name in names if prefix + name not in snapshot.shapes]:
         message = f"the state after {state.batch:,} batches has no weight {missing[0]}"
-        fix = "average states of trainings of all weights, without adapters, or the models themselves"
+        fix = "average states of runs without adapters, or the models themselves"
         raise stage_error("other_shapes", "average.states", message, fix)
     weights = {name: weight.detach().clone() for name, weight in network.state_dict().items()}
     of_state = {

@@ -25,7 +25,6 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
 from training.checkpoint.export import export
 from training.config import DistillConfig
-from training.config.families import experts_problem
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
@@ -40,7 +39,7 @@ from training.generation.completions import Completions, generate, kl_of
 from training.generation.teacher_answers import teacher_answers
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.models import limit_length, load
+from training.model.models import limit_length, load, report_unbalanced_experts
 from training.model.new_tokens import begin_untrained
 from training.planner.measured import planned
 from training.rl.own_answers import OwnAnswers
@@ -72,8 +71,7 @@ def train(config: DistillConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         return _train_on_text(config, inputs, out_dir, run, hardware)
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "distill")
     network = load(inputs["model"])
-    if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
-        run.event("unbalanced_experts", f"distill trains without a balancing loss: {problem.message}")
+    report_unbalanced_experts("distill", network, run)
     teacher, max_length = _teacher(config, inputs, network, chat)
     begin_untrained(network, config.seed)
     model = _model(network, teacher, config, hardware, max_length)
@@ -149,7 +147,7 @@ def _teacher(
     """
     if "teacher" not in inputs:
         fix = "give the input teacher, or an endpoint for a teacher that writes text"
-        raise stage_error("no_teacher", "distill.inputs.teacher", "expected a teacher, there is none", fix)
+        raise stage_error("no_teacher", "distill.inputs.teacher", "expected a teacher, but there is none", fix)
     teacher = load(inputs["teacher"])
     rows = teacher.config.vocab_size, student.config.vocab_size
     differ = f"a vocabulary of {rows[1]:,}, that of the student, not {rows[0]:,}" if rows[0] != rows[1] else ""
@@ -158,7 +156,7 @@ def _teacher(
         if entries := len(vocabulary.items() ^ chat.tokenizer.get_vocab().items()):
             differ = f"the tokenizer of the student; {entries:,} entries of them differ"
     if differ:
-        fix = "take a teacher of the same tokenizer; one of another can write answers (generate_instructions) for sft"
+        fix = "use a teacher with the same tokenizer; any teacher can write answers for sft (generate_instructions)"
         raise stage_error("other_vocabulary", "teacher", f"expected {differ}", fix)
     max_length = min(limit_length(model, config.max_length) for model in (student, teacher))
     if problems := config.problems(max_length):
@@ -264,8 +262,7 @@ def _compared(heldout: Fitted[Conversation], before: _Side, after: _Side, chat: 
         ),
         "heldout_loss_teacher": float(after.pairs.teacher_loss.sum() / tokens.sum()),
         "heldout_pairs": float(len(tokens)),
-        "heldout_prompts_cut": float(heldout.cut),
-        "heldout_pairs_dropped": float(heldout.dropped),
+        **heldout.figures("heldout_"),
     }
     for name, side in (("student", before), ("distilled", after)):
         answered = clusters[: len(side.answers.ids)]
@@ -320,15 +317,7 @@ def _learnt(
     done = fit("distill", model, loader, plan, config, hardware, run, [*callbacks, look], inputs=inputs)
     export(network, inputs["model"], out_dir, chat.stops)
     done.leave(out_dir, estimate)
-    figures = {
-        "prompts_cut": float(fitting.cut),
-        "pairs_dropped": float(fitting.dropped),
-        "batches": float(done.batches),
-        **done.guard_figures(),
-        "tokens": float(done.tokens),
-        "tokens_per_s": done.tokens_per_s,
-    }
-    return done, figures
+    return done, fitting.figures() | done.figures()
 
 
 # A teacher that writes text: the student learns its answers.
@@ -440,8 +429,7 @@ def _compared_on_text(
     figures = {
         **clustered_ratio(before.losses - after.losses, after.tokens, clusters).as_figures("loss_fall"),
         "heldout_pairs": float(len(after.tokens)),
-        "heldout_prompts_cut": float(heldout.cut),
-        "heldout_pairs_dropped": float(heldout.dropped),
+        **heldout.figures("heldout_"),
     }
     for name, side in (("student", before), ("distilled", after)):
         answered = clusters[: len(side.answers.ids)]

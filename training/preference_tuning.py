@@ -28,7 +28,6 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
 from training.checkpoint.export import export
 from training.config import PreferenceTuningConfig
-from training.config.families import experts_problem
 from training.core import ranks
 from training.core.callbacks import Callback
 from training.core.hardware import Hardware, prepare
@@ -41,7 +40,7 @@ from training.data.rows import Fitted, is_tie, prompt_clusters, prompts_of
 from training.generation.completions import Completions, generate, kl_of
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.models import limit_length
+from training.model.models import limit_length, report_unbalanced_experts
 from training.model.new_tokens import begin_untrained
 from training.planner.measured import planned
 from training.train_modules.adapting import Adapting
@@ -90,8 +89,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
     chat = Chat.load(inputs["model"], config.chat_template_kwargs, "preference_tuning")
     adapting = _adapting(config)
     network = adapting.load(inputs["model"], run)
-    if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
-        run.event("unbalanced_experts", f"preference_tuning trains without a balancing loss: {problem.message}")
+    report_unbalanced_experts("preference_tuning", network, run)
     max_length = limit_length(network, config.max_length)
     if problems := config.problems(max_length):
         raise StageError(*problems)
@@ -162,8 +160,7 @@ def train(config: PreferenceTuningConfig, inputs: Mapping[str, Path], out_dir: P
         keep_adapters(out_dir, *adapters)
     done.leave(out_dir, estimate)
     figures = {
-        "prompts_cut": float(pairs.cut),
-        "pairs_dropped": float(pairs.dropped),
+        **pairs.figures(),
         **({"ties_left_out": float(ties)} if ties else {}),
         "batches": float(done.batches),
         "tokens_per_s": done.tokens_per_s,
@@ -230,7 +227,7 @@ def _pairs(
     name, limit = ("training", None) if side == "train" else ("held-out", config.heldout_limit)
     ties = len(rows) - len(decided)
     if ties:
-        message = f"{ties:,} {name} pairs are ties, which say nothing here, and left out"
+        message = f"{ties:,} {name} pairs are ties, which are not used here, and are left out"
         run.event("ties_left_out", f"preference_tuning: {message}")
     fitting = fitted_pairs(chat, decided[:limit], max_length, config.too_long)
     return fitting.report("preference_tuning", name, max_length, run), ties
@@ -259,8 +256,7 @@ def _measured(
     figures = {
         **after.figures(before, prompt_clusters(heldout.rows)),
         "heldout_pairs": float(len(measured)),
-        "heldout_prompts_cut": float(heldout.cut),
-        "heldout_pairs_dropped": float(heldout.dropped),
+        **heldout.figures("heldout_"),
     }
     check_measured("preference_tuning", figures)
     figures |= _answers(policy, inputs, heldout.rows, chat, config, hardware, max_length, out_dir, run)

@@ -269,7 +269,7 @@ def _compile(model: LanguageModel, plan: Plan, length: int, hardware: Hardware, 
     if not wants_compile(run.launch, hardware, flops):
         return
     if plain_compiler_paths():
-        run.event("compiling", "compiling the model: the first batches take up to some minutes")
+        run.event("compiling", "compiling the model: the first batches may take some minutes")
         model.compiles_blocks = True
     else:
         run.event("not_compiled", NO_PLAIN_PATHS)

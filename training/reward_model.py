@@ -115,8 +115,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
         name_padding(out_dir, padding)
     done.leave(out_dir, estimate)
     figures = {
-        "prompts_cut": float(fitting.cut),
-        "pairs_dropped": float(fitting.dropped),
+        **fitting.figures(),
         **({"pairs_unbalanced": float(unweighted)} if config.balance_lengths else {}),
         "batches": float(done.batches),
         **done.guard_figures(),
@@ -124,7 +123,7 @@ def train(config: RewardModelConfig, inputs: Mapping[str, Path], out_dir: Path, 
     pairs = sum(len(ranking.pairs) for ranking in rankings)
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
-        result = _measured(model, measured, chat, config, measured_dir)
+        result = _measured(model, measured, chat, measured_dir)
         return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(f"{pairs:,} pairs, {done.batches:,} batches"), measure_now)
@@ -173,7 +172,7 @@ def measure_trained(config: RewardModelConfig, inputs: Mapping[str, Path], out_d
     max_length = limit_length(scorer.model, config.max_length)
     choose_attention(scorer.model, hardware, max_length)
     model = RewardModel(scorer, config.margin_coef).to(hardware.device)
-    return _measured(model, _fitted("heldout", config, inputs, chat, max_length, run), chat, config, out_dir)
+    return _measured(model, _fitted("heldout", config, inputs, chat, max_length, run), chat, out_dir)
 
 
 def _fitted(
@@ -186,15 +185,12 @@ def _fitted(
     return fitted_rankings(chat, rows, max_length, config.too_long).report("reward_model", name, max_length, run)
 
 
-def _measured(
-    model: RewardModel, heldout: Fitted[Ranking], chat: Chat, config: RewardModelConfig, out_dir: Path
-) -> Result:
+def _measured(model: RewardModel, heldout: Fitted[Ranking], chat: Chat, out_dir: Path) -> Result:
     """The figures of `measure_trained`."""
     scores = score_pairs(model, heldout.examples, chat.pad)
     figures = {
         **_figures(scores, heldout, out_dir),
-        "heldout_prompts_cut": float(heldout.cut),
-        "heldout_pairs_dropped": float(heldout.dropped),
+        **heldout.figures("heldout_"),
     }
     check_measured("reward_model", figures)
     right, low, high = (figures[f"heldout_accuracy{part}"] for part in ("", "_low", "_high"))
@@ -213,7 +209,7 @@ def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Pa
         raise stage_error(
             "no_order",
             "preferences",
-            f"expected held-out pairs of which one answer is better, all {len(apart):,} are ties",
+            f"expected held-out pairs with a better answer, but all {len(apart):,} are ties",
             "give more pairs",
         )
     margins = apart[decided]

@@ -44,7 +44,7 @@ from training.planner.measured import planned
 from training.rl.algorithms import CLIPPED, algorithm_of
 from training.rl.ensemble import Ensemble, member_names, same_weights
 from training.rl.environments.episodes import own_tasks
-from training.rl.environments.heldout import measure_episodes, playing
+from training.rl.environments.heldout import measure_episodes, playing, searched_documents
 from training.rl.grading import Graders
 from training.rl.heldout import Heldout
 from training.rl.policy_and_value import PolicyAndValue
@@ -126,7 +126,7 @@ def _trained(
             "no_reward_model",
             "rlhf.algorithm",
             f"expected the input reward_model for {config.chosen_algorithm}: its value function begins from it",
-            "give one, or take algorithm: rloo, grpo or raft",
+            "add the input, or use algorithm: rloo, grpo or raft",
         )
     value = _value_function(ensemble.first, config) if algorithm.has_values else None
     model = PolicyAndValue(policy, value, scale, algorithm, config.temperature, hardware, config.text_coef)
@@ -145,6 +145,9 @@ def _trained(
     sampler, refresh = acting(model, run)
     values = sampler.values if value is not None else None
     vllm, pool = None, None
+    documents = searched_documents(config, inputs, run)
+    player = partial(playing, config, documents, chat, hardware, run, ending)
+    episodes = player()  # with `async` samplers play instead
 
     def served(policy: PreTrainedModel, **adapted: Any) -> VllmSampler:
         return VllmSampler(policy, inputs["model"], chat, config, longest, hardware, run, **adapted)
@@ -157,11 +160,11 @@ def _trained(
         nonlocal vllm
         count = run.launch.samplers.count
         if config.sampler == "vllm":
-            servers = remote_samplers(count, lambda: load(inputs["model"]), served, steps)
+            servers = remote_samplers(count, lambda: load(inputs["model"]), served, config, player)
             vllm = servers[0].vllm
             return servers
         return [
-            OwnSampler(number, inputs["model"], config, run.launch, longest, logs / f"sampler-{number}.log")
+            OwnSampler(number, inputs["model"], config, run.launch, longest, logs / f"sampler-{number}.log", documents)
             for number in range(count)
         ]
 
@@ -172,7 +175,6 @@ def _trained(
     elif config.sampler == "vllm":
         vllm = served(sampler.policy, lora=config.lora, token_ids=ids)
         ending.callback(vllm.close)
-    episodes = playing(config, inputs, chat, hardware, run, ending)
     # Pretraining text in each minibatch, if the config asks for it.
     extra: dict[str, Any] = {}
     if config.text_coef:
@@ -370,7 +372,7 @@ def _scorers(
         raise stage_error(
             "same_judge",
             "judge",
-            "expected another model than the reward model, and its weights are the same",
+            "expected another model than the reward model, but its weights are the same",
             "train the judge with another seed or on other pairs",
         )
     return ensemble, judge

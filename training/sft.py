@@ -23,7 +23,7 @@ from infra.store.measurements import TRAINED
 from training.chat.base import Chat, Conversation, read_rows
 from training.checkpoint.export import export, renew_template
 from training.config import SftConfig
-from training.config.families import documents_problem, experts_problem
+from training.config.families import documents_problem
 from training.core import ranks
 from training.core.hardware import Hardware, prepare
 from training.core.measuring import measuring
@@ -35,7 +35,7 @@ from training.data.rows import by_weight, prompt_clusters
 from training.generation.sampling import sample
 from training.guard.finite import check_measured
 from training.model.attention import choose_attention
-from training.model.models import limit_length
+from training.model.models import limit_length, report_unbalanced_experts
 from training.model.new_tokens import begin_untrained
 from training.planner.measured import planned
 from training.rl.grading import Graders
@@ -74,8 +74,7 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
     network = adapting.load(inputs["model"], run)
     if config.packing and (problem := documents_problem(network.config.model_type)):
         raise StageError(problem)
-    if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
-        run.event("unbalanced_experts", f"sft trains without a balancing loss: {problem.message}")
+    report_unbalanced_experts("sft", network, run)
     max_length = limit_length(network, config.max_length)
     if problems := config.problems(max_length):
         raise StageError(*problems)
@@ -164,19 +163,12 @@ def train(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run
         stamped = [{"batch": batch, **row} for batch, rows in ((0, first), (done.batches, last)) for row in rows]
         count = len(first)
         write_json_lines(out_dir / "aux" / SAMPLES, [*stamped[:count], *kept_answers(run.work_dir), *stamped[count:]])
-    figures = {
-        "prompts_cut": float(fitting.cut),
-        "pairs_dropped": float(fitting.dropped),
-        "batches": float(done.batches),
-        **done.guard_figures(),
-        "tokens": float(done.tokens),
-        "tokens_per_s": done.tokens_per_s,
-    }
+    figures = fitting.figures() | done.figures()
     headline = f"{len(fitting.examples):,} conversations, {done.batches:,} batches"
 
     def measure_now(measured_dir: Path, its_run: Run) -> Result:
         after = heldout.measure(tuned, chat, config, hardware, max_length, its_run, "tuned model")
-        result = _compared(heldout, before, after, chat, config, graders, measured_dir)
+        result = _compared(heldout, before, after, chat, graders, measured_dir)
         return replace(result, headline=done.headline(result.headline))
 
     return Result(figures, done.headline(headline), measure_now)
@@ -212,7 +204,7 @@ def measure_trained(config: SftConfig, inputs: Mapping[str, Path], out_dir: Path
     del model  # one of the two is in memory
     tuned, _ = placed(adapting.load_trained(inputs["model"], inputs[TRAINED], run))
     after = heldout.measure(tuned, chat, config, hardware, max_length, run, "tuned model")
-    return _compared(heldout, before, after, chat, config, graders, out_dir)
+    return _compared(heldout, before, after, chat, graders, out_dir)
 
 
 def _adapting(config: SftConfig) -> Adapting:
@@ -336,7 +328,6 @@ def _compared(
     before: _ModelOnPairs,
     after: _ModelOnPairs,
     chat: Chat,
-    config: SftConfig,
     graders: Graders,
     out_dir: Path,
 ) -> Result:

@@ -50,8 +50,13 @@ class Stages:
 
     def figures(self, kind: str, seeds: Iterable[int]) -> list[Figures]:
         """Those of `kind_seed` for each seed that has been through."""
-        files = [self._out / f"{kind}_{seed}" / "figures.json" for seed in seeds]
-        return [json.loads(file.read_text(encoding="utf8")) for file in files if file.exists()]
+        names = [f"{kind}_{seed}" for seed in seeds]
+        return [self.figures_of(name) for name in names if (self._out / name / "figures.json").exists()]
+
+    def figures_of(self, name: str) -> Figures:
+        """Those of one artifact."""
+        figures: Figures = json.loads((self._out / name / "figures.json").read_text(encoding="utf8"))
+        return figures
 
 
 def options_of(

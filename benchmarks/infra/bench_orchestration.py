@@ -43,7 +43,7 @@ def seconds(command: list[str], **variables: str) -> float:
 def race(config: Path, root: Path, rounds: int) -> None:
     url = prefect_api_url(root)
     if url is None:
-        sys.exit("no Prefect server runs for this store: `stemma up` first")
+        sys.exit("no Prefect server is running for this store: `stemma up` first")
     ours = [sys.executable, "-m", "cli.main", "run", str(config), "--root", str(root)]
     empty = [sys.executable, str(PROJECT / "benchmarks" / "infra" / "empty_flow.py")]
     api = {"PREFECT_API_URL": url}

@@ -16,13 +16,13 @@ _given = False
 
 
 def begin() -> None:
-    """A command begins that has not answered yet: a program may call several, one after the other."""
+    """Reset the state before a command: a program may call several commands in turn."""
     global _given
     _given = False
 
 
 def answer(document: Mapping[str, Any]) -> None:
-    """Prints the document on stdout, unless this command printed one before. No interrupt is heard from here on."""
+    """Print the document on stdout, unless this command has printed one. Interrupts are ignored from here on."""
     global _given
     if threading.current_thread() is threading.main_thread():
         interrupts.ignore()

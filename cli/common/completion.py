@@ -41,7 +41,7 @@ def artifacts(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[C
     candidates: list[Any] = []
     try:
         layout = Layout(root_of(ctx.params.get("root")))
-        if layout.url:  # as far as this machine has heard of them: a key press asks no server
+        if layout.url:  # only artifacts in the local cache: completion never queries a server
             files = sorted((layout.root / MIRROR).glob(f"{stage}/*.json" if slash else "*"))
             candidates = [f"{stage}/{file.stem[:8]}" for file in files] if slash else [file.name for file in files]
         else:

@@ -24,7 +24,7 @@ class Root(click.Path):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of floats without NaN, which no comparison excludes, and infinity."""
+    """A range of finite floats: NaN passes any comparison, so click's range check accepts it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -41,6 +41,21 @@ def root_option(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="DIR|URL",
         help="The store's folder, or s3://BUCKET/PREFIX; by default .stemma/ in the project, or $STEMMA_ROOT.",
     )(function)
+
+
+def host_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    message = "Address to listen on, by default 127.0.0.1; non-loopback addresses need $STEMMA_AUTH."
+    return click.option("--host", help=message)(function)
+
+
+def port_option(name: str, default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    message = f"By default {default}, or the next free port."
+    return click.option(name, type=click.IntRange(1, 65535), help=message)
+
+
+def new_folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option("--out", type=kind, required=True, help="A new folder.")(function)
 
 
 class JsonObject(click.ParamType[dict[str, Any]]):
@@ -84,24 +99,24 @@ def set_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for flag, message in (
-        ("force", "Build these stages even if their artifacts are there."),
-        ("until", "These stages and all that they need."),
-        ("from", "These stages and all downstream of them."),
-        ("only", "Just these stages."),
+        ("force", "Rebuild these stages even if their artifacts exist."),
+        ("until", "Run only these stages and everything upstream of them."),
+        ("from", "Run only these stages and everything downstream of them."),
+        ("only", "Run only these stages."),
     ):
         function = click.option(f"--{flag}", f"{flag}_", metavar="STAGE,…", multiple=True, help=message)(function)
     return click.option(
         "--strict-versions",
         is_flag=True,
-        help="Rebuild artifacts made by other versions of torch, transformers, lm-eval and similar libraries.",
+        help="Rebuild artifacts built with other versions of torch, transformers, lm-eval or similar packages.",
     )(function)
 
 
 def names(values: tuple[str, ...]) -> tuple[str, ...]:
-    """`--only a,b --only c` as (a, b, c). Raises click.UsageError where an option was given and names none."""
+    """`--only a,b --only c` as (a, b, c). Raises click.UsageError for an option without a name."""
     parsed = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
     if values and not parsed:
-        raise click.UsageError(f"a stage was expected, or several with commas between, not {values[0]!r}")
+        raise click.UsageError(f"expected one or more stages separated by commas, not {values[0]!r}")
     return parsed
 
 
@@ -122,15 +137,15 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise click.UsageError(f"--set wants KEY=VALUE, e.g. --set sft.seed=3, not {pair!r}")
+            raise click.UsageError(f"--set expects KEY=VALUE, e.g. --set sft.seed=3, not {pair!r}")
         settings[key] = value
     return settings
 
 
 def root_of(root: str | None) -> Path:
-    """The store's folder, which need not be there yet; of one on an object store its cache.
+    """The store's folder, which may not exist yet; for an object store, its local cache.
 
-    Raises ConfigError for a folder that is no store, and for a URL that can be none.
+    Raises ConfigError for a folder that is not a store, and for an unsupported URL.
     """
     from infra import project
     from infra.store.layout import Layout
@@ -143,11 +158,11 @@ def say_local(root: Path, what: str) -> None:
     from infra.store.roots import url_of
 
     if url := url_of(root):
-        click.echo(f"{what} on this machine alone, in {root}; its artifacts are in {url}", err=True)
+        click.echo(f"{what} on this machine only, in {root}; its artifacts are in {url}", err=True)
 
 
 def reach_server(root: Path) -> None:
-    """Points Prefect's client at the server that `up` started, with the user's credentials.
+    """Point Prefect's client at the server that `up` started, with the user's credentials.
 
     Raises ConfigError if there is no server, or if it rejects the credentials.
     """
@@ -159,6 +174,6 @@ def reach_server(root: Path) -> None:
 
     url = prefect_api_url(root)
     if url is None:
-        raise ConfigError(Problem("no_server", str(root), "no Prefect server runs for this store", "stemma up"))
+        raise ConfigError(Problem("no_server", str(root), "no Prefect server is running for this store", "stemma up"))
     check_credentials(root)
     os.environ.update(QUIET | client_variables() | {"PREFECT_API_URL": url})

@@ -23,7 +23,7 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --json and --debug to a command and turns its errors into the command contract.
+    """Add --json and --debug to a command, and convert its errors to the command contract.
 
     The command returns (document, exit code) and, unless --json was given, has printed what a person reads; its
     `as_json` parameter is true if --json was given. Errors become the document's `errors`, or one line each on stderr.
@@ -60,8 +60,8 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_stemma_error(error: BaseException) -> StemmaError:
-    """The error that a user is meant to read. What a disk, its rights or a name did to a command is no fault of the
-    program, wherever it met with it."""
+    """The error to show to the user. Failures of the disk, permissions and file names are not bugs of the program,
+    so they are reported without a traceback wherever they are raised."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = str(error.filename2 or error.filename or "")
         message = f"a file name has at most 255 bytes, this one has {max(map(len, os.fsencode(name).split(b'/'))):,}"
@@ -72,14 +72,17 @@ def _as_stemma_error(error: BaseException) -> StemmaError:
         path = str(error.filename2 or error.filename or "")
         if error.errno in _FULL:
             return stage_error(
-                "disk_full", path, "the disk is full: not all could be written", "free some space, say it again"
+                "disk_full",
+                path,
+                "the disk is full: not everything was written",
+                "free some space and run the command again",
             )
-        message = f"user {os.geteuid()} may not write or read it: {error.strerror}"
-        return stage_error("not_permitted", path, message, "give that user the right, or name another place")
+        message = f"user {os.geteuid()} has no permission to read or write it: {error.strerror}"
+        return stage_error("not_permitted", path, message, "grant that user access, or use another path")
     line = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, ImportError) and (problem := lock_problem("not_installed", "", line)):
         return StageError(problem)
-    return stage_error("crashed", "", line, "--debug shows where")
+    return stage_error("crashed", "", line, "--debug prints the traceback")
 
 
 def failure(error: StemmaError) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def print_warnings(problems: Sequence[Problem]) -> None:
 
 
 def fail_usage(error: click.UsageError) -> int:
-    """Bad usage: exit code 2, as JSON where --json was asked for."""
+    """Report bad usage: exit code 2, as JSON if --json was given."""
     error = click.UsageError(bounded(error.format_message()), error.ctx)
     if "--json" in sys.argv:
         problem = Problem("bad_usage", "", error.format_message(), "see stemma --help")
@@ -134,7 +137,7 @@ def with_short_artifacts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def short_artifact(artifact: str) -> str:
-    """`sft/0761f4fa` of stage and fingerprint; every command takes it, as long as no other artifact begins alike."""
+    """Short address such as `sft/0761f4fa`. Every command accepts it if no other artifact has the same prefix."""
     stage, _, fingerprint = artifact.rpartition("/")
     return f"{stage}/{fingerprint[:8]}"
 

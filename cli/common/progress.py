@@ -1,4 +1,4 @@
-"""Signs of life of a command that works for more than a few seconds, on stderr."""
+"""Progress output on stderr for commands that take more than a few seconds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PLAIN_EVERY_S = 10.0
 
 @contextmanager
 def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show on stderr that a command works: a line with the seconds in a terminal, plain lines elsewhere.
+    """Show progress on stderr: one line with elapsed seconds in a terminal, plain lines elsewhere.
 
-    Yields a function that shows how far it is. quiet: show nothing.
+    Yields a function that updates the progress text. quiet: show nothing.
     """
     from rich.console import Console
 
@@ -70,7 +70,7 @@ class _PlainLines:
 
 
 class ProgressJournal(io.StringIO):
-    """A journal (`infra.run.Run`) that hands on the progress in it and keeps nothing."""
+    """A journal (`infra.run.Run`) that shows progress lines and stores nothing."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__()

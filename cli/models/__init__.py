@@ -1,1 +1,1 @@
-"""Commands about models: talk, serve, score, export, judge."""
+"""Commands for models: chat, serving, evaluation, export, human judgement."""

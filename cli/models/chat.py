@@ -1,4 +1,4 @@
-"""stemma chat MODEL: talk to a model in the terminal."""
+"""stemma chat MODEL: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("chat")
 @click.argument("model", shell_complete=artifacts)
-@click.option("--prompt", help="Ask this, print the answer, and exit.")
+@click.option("--prompt", help="Send one prompt, print the answer and exit.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--temperature", type=FiniteRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=SEED, default=17, show_default=True)
@@ -37,9 +37,9 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Talk to MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
-    stage id such as rlhf for its newest. Prints a warning if a gate rejected the model. Reasoning of
-    a model with channels (gpt-oss) goes to stderr, and into reasoning_content with --json.
+    """Chat with MODEL: a Hugging Face folder with safetensors and a chat template, an artifact such as sft/1f2e, or a
+    stage id such as rlhf for its newest artifact. Prints a warning if a gate rejected the model. The reasoning of a
+    model with channels (gpt-oss) is printed on stderr, or returned as reasoning_content with --json.
     """
     model_dir = writing_model(model, root_of(root))
     refused = refused_by_gates(model_dir)
@@ -53,7 +53,7 @@ def command(
     messages: list[dict[str, str]] = []
     interactive = prompt is None and sys.stdin.isatty()
     if interactive:
-        click.echo(f"{model_dir.parent.name}/{model_dir.name}; an empty line or Ctrl-D ends", err=True)
+        click.echo(f"{model_dir.parent.name}/{model_dir.name}; an empty line or Ctrl-D exits", err=True)
     turns = iter([prompt]) if prompt is not None else _lines(interactive)
     for question in turns:
         messages.append({"role": "user", "content": question})
@@ -79,7 +79,7 @@ def command(
 
 
 def model_folder(model: str, root: Path) -> Path:
-    """The folder of a model: a folder, an artifact, or a stage for its newest.
+    """The folder of a model, given as a folder, an artifact, or a stage (for its newest artifact).
 
     Raises ConfigError `unknown_artifact`, `no_model`.
     """
@@ -94,13 +94,15 @@ def model_folder(model: str, root: Path) -> Path:
     if not (folder / "config.json").is_file():
         if (folder / ADAPTERS).is_file():
             raise ConfigError(Problem("adapter", str(folder), "it contains adapters, not a model", MERGE))
-        raise ConfigError(Problem("no_model", str(folder), "no config.json: a Hugging Face model folder was expected"))
+        raise ConfigError(
+            Problem("no_model", str(folder), "expected a Hugging Face model folder, but it has no config.json")
+        )
     return folder
 
 
 def writing_model(model: str, root: Path) -> Path:
-    """The folder of a model that writes text, as of `model_folder`. Raises ConfigError `writes_no_text` for a reward
-    model and its like.
+    """The folder of a model that generates text, resolved like `model_folder`. Raises ConfigError `writes_no_text` for
+    reward models and classifiers.
     """
     from infra.errors import ConfigError, Problem
     from infra.io.foreign import WRITES_TEXT
@@ -108,13 +110,13 @@ def writing_model(model: str, root: Path) -> Path:
     folder = model_folder(model, root)
     kinds = read_own_json(folder / "config.json").get("architectures") or []
     if kinds and not any(kind.endswith(WRITES_TEXT) for kind in kinds):
-        message = f"it is a {kinds[0]}, which scores or labels text and writes none"
+        message = f"it is a {kinds[0]}, which scores or labels text and does not generate any"
         raise ConfigError(Problem("writes_no_text", model, message, _suggestion(folder)))
     return folder
 
 
 def refused_by_gates(folder: Path) -> list[Problem]:
-    """Reasons why the gates of a store refused the model in one of its folders; empty if the folder is in no store."""
+    """Reasons why gates rejected the model in a folder of a store; empty if the folder is not in a store."""
     from evaluation.release.registrations import refusals_of
     from infra.errors import ConfigError
     from infra.store.manifest import Manifest, store_root
@@ -137,7 +139,7 @@ def _suggestion(folder: Path) -> str:
     suggestion = (
         f"stemma chat {made_from.stage}/{made_from.fingerprint[:8]}, which it was made from" if made_from else ""
     )
-    return suggestion or "name a model that writes text, such as sft or rlhf"
+    return suggestion or "name a model that generates text, such as sft or rlhf"
 
 
 def _lines(interactive: bool) -> Any:

@@ -1,4 +1,4 @@
-"""stemma eval MODEL …: benchmarks of any models, side by side."""
+"""stemma eval MODEL …: benchmark scores of any models, side by side."""
 
 from __future__ import annotations
 
@@ -33,46 +33,47 @@ MIRROR = click.option(
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
-@click.option("--tasks", multiple=True, metavar="TASK,…", help="Tasks or groups by lm-eval's names.")
+@click.option("--tasks", multiple=True, metavar="TASK,…", help="lm-eval tasks or groups, by name.")
 @click.option(
     "--failure-classes",
     "classes",
     multiple=True,
     metavar="CLASS,…",
-    help="Templated tests: all, names such as negation, or paths to YAML files.",
+    help="Failure classes to test: all, names such as negation, or paths of YAML files.",
 )
 @click.option("--num-fewshot", "shots", multiple=True, metavar="N,…", help="Numbers of few-shot examples, e.g. 0,1,5.")
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of items per task and failure class.")
 @MIRROR
-@click.option("--seed", type=SEED, default=1234, show_default=True, help="Draws the few-shot examples.")
+@click.option("--seed", type=SEED, default=1234, show_default=True, help="Seed for drawing few-shot examples.")
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Requests per forward pass except in multiple choice; more is faster and changes likelihoods by rounding.",
+    help="Requests per forward pass, except for multiple choice. Larger is faster; likelihoods change by rounding.",
 )
-@click.option("--chat-template", is_flag=True, help="Ask in the models' chat templates.")
+@click.option("--chat-template", is_flag=True, help="Apply the models' chat templates.")
 @template_option
-@click.option("--system-instruction", metavar="TEXT", help="System message of each question.")
+@click.option("--system-instruction", metavar="TEXT", help="System message for each question.")
 @click.option(
     "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
     default=None,
-    help="Few-shot examples as turns of the chat; by default with --chat-template, as in lm-eval.",
+    help="Format few-shot examples as chat turns; the default with --chat-template, as in lm-eval.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["own", "vllm"]),
     default="own",
     show_default=True,
-    help="Engine that answers tasks; vllm: the program in $STEMMA_VLLM, otherwise the one on the PATH.",
+    help="Inference engine. vllm uses the program in $STEMMA_VLLM, otherwise `vllm` on the PATH.",
 )
 @click.option(
     "--answer-limit",
     "limits",
     multiple=True,
     metavar="KIND=SHARE,…",
-    help="Largest share of items failed (0 by default), truncated, empty or unparsable (1 by default): empty=0.1.",
+    help="Maximum share of items that failed (default 0) or were truncated, empty or unparsable (default 1), "
+    "e.g. empty=0.1.",
 )
 @root_option
 @as_json
@@ -94,20 +95,20 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Score each MODEL on lm-eval's tasks, offline, with standard errors, and say which differences are more than
-    chance.
+    """Score each MODEL on lm-eval tasks, offline, with standard errors, and report which differences are significant.
 
     MODEL is a Hugging Face folder with safetensors, an artifact such as sft/1f2e, or a stage id such as rlhf for its
-    newest. Differences are taken in the order given: of base, tuned and aligned model they are the alignment tax.
+    newest artifact. Each model is compared with those before it: given the base, tuned and aligned models in this
+    order, the differences are the alignment tax.
     """
     store = root_of(root)
     task_names = tuple(dict.fromkeys(names(tasks)))
     if not task_names and not classes:
-        raise click.UsageError("say what to ask: --tasks arc_easy,piqa or --failure-classes all")
+        raise click.UsageError("give something to evaluate: --tasks arc_easy,piqa or --failure-classes all")
     if fewshot_as_multiturn and not chat_template:
-        raise click.UsageError("--fewshot-as-multiturn: a chat has turns: add --chat-template")
+        raise click.UsageError("--fewshot-as-multiturn needs --chat-template: only chats have turns")
     if chat_template_kwargs and not chat_template:
-        raise click.UsageError("--chat-template-kwargs: no template is used: add --chat-template")
+        raise click.UsageError("--chat-template-kwargs needs --chat-template: no template is used without it")
     folders, failures, numbers, answer_limits = _parse_options(
         models, store, task_names, names(classes), names(shots), names(limits)
     )
@@ -132,7 +133,7 @@ def command(
         answer_limits=answer_limits,
     )
     kept = _kept_parts(store, options) if len(folders) > 1 else None
-    terminal = sys.stderr  # lm-eval's own words are kept from it
+    terminal = sys.stderr  # lm-eval's own output is redirected away from it
     with tempfile.TemporaryDirectory(prefix="stemma-eval-") as work:
         try:
             done = evaluate_models(
@@ -141,7 +142,7 @@ def command(
         except BaseException:
             if kept and (ready := kept.names()):
                 summary = f"{len(ready)} of {len(folders)} models scored, kept in {kept.folder}"
-                click.echo(f"{summary}: the same question goes on from there", err=True)
+                click.echo(f"{summary}: the same command continues from there", err=True)
             raise
     if kept:
         kept.clear()
@@ -166,7 +167,7 @@ def command(
 
 
 def _kept_parts(root: Path, options: EvalOptions) -> KeptParts | None:
-    """The place where the models' scores stay until all of them exist; None if the store cannot be written."""
+    """The storage of scores until all models are scored; None if the store is not writable."""
     from evaluation.config import mirrored_files
     from evaluation.results.kept_parts import KeptParts, state_of
 
@@ -188,8 +189,8 @@ def _parse_options(
     shots: tuple[str, ...],
     limits: tuple[str, ...],
 ) -> tuple[dict[str, Path], FailureClassesConfig | None, tuple[int, ...], AnswerLimits]:
-    """The models' folders by the names they were given, the failure classes, numbers of shots and limits. Raises
-    ConfigError with everything that is wrong with a command."""
+    """Parse the command: model folders by the names given, failure classes, numbers of shots and limits. Raises
+    ConfigError with all mistakes at once."""
     from evaluation.config.lm_tasks import unknown_tasks
     from infra.errors import ConfigError
 
@@ -229,7 +230,7 @@ def _numbers(shots: tuple[str, ...], problems: list[Problem]) -> tuple[int, ...]
 
 
 def _failure_classes(values: tuple[str, ...], problems: list[Problem]) -> FailureClassesConfig | None:
-    """The failure classes; None if none were requested, or one is neither a class that ships nor a file."""
+    """The failure classes; None if none were requested, or if a name is neither a built-in class nor a file."""
     if not values:
         return None
     from pydantic import ValidationError
@@ -264,7 +265,7 @@ def _folders(models: tuple[str, ...], root: Path, problems: list[Problem]) -> di
 
 
 def _print(document: dict[str, Any]) -> None:
-    """One table of all tasks and shots, a column a model."""
+    """One table of all tasks and shots, with a column per model."""
     columns = {entry["model"]: entry["model"] for entry in document["models"]}
     rows: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     for entry in document["models"]:
@@ -287,7 +288,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _print_answers(models: list[dict[str, Any]]) -> None:
-    """Counts of the items behind the scores, where any is without a proper answer."""
+    """Counts of the items behind the scores, printed if any item lacks a proper answer."""
     faults = ("failed", "truncated", "empty", "unparsable")
     lines: dict[tuple[Any, ...], dict[str, Any]] = {}
     for entry in models:
@@ -304,7 +305,7 @@ def _print_answers(models: list[dict[str, Any]]) -> None:
 
 
 def _print_calibration(models: list[dict[str, Any]]) -> None:
-    """Table of calibration: confidence in a choice against the share of correct choices."""
+    """Calibration table: confidence in a choice against accuracy."""
     rows = [
         {
             "model": entry["model"],
@@ -324,7 +325,7 @@ def _print_calibration(models: list[dict[str, Any]]) -> None:
 
 
 def _print_comparisons(comparisons: list[dict[str, Any]]) -> None:
-    """Differences over the same items; Holm's p-value shows which exceed chance, given the number of comparisons."""
+    """Paired differences over the same items, with p-values by Holm's correction for multiple comparisons."""
     rows = [
         {
             "models": f"{row['second']} − {row['first']}",

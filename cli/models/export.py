@@ -1,4 +1,4 @@
-"""stemma export MODEL DIR: a model as a folder that the Hugging Face hub takes."""
+"""stemma export MODEL DIR: a model as a folder for the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 @click.option(
     "--quantize",
     type=click.Choice(["int8", "fp8", "gguf", "awq", "gptq"]),
-    help="int8, fp8: weights of linear layers in 8 bits, by torchao, as transformers loads them. gguf: a file of "
-    "llama.cpp in addition to the weights, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP. awq, gptq: "
-    "prints how another tool writes them.",
+    help="int8, fp8: 8-bit weights of linear layers, by torchao, as transformers loads them. gguf: also write a file "
+    "for llama.cpp, if its convert_hf_to_gguf.py is on the PATH or in $LLAMA_CPP. awq, gptq: print how to write "
+    "them with another tool.",
 )
-@click.option("--adapters", is_flag=True, help="Only the adapters of an sft with lora, in PEFT's format.")
+@click.option("--adapters", is_flag=True, help="Export only the LoRA adapters of an sft model, in PEFT's format.")
 @click.option(
     "--base",
     default="",
-    help="With --adapters: the base model's folder, or its name on the hub, for adapter_config.json.",
+    help="With --adapters: the base model's folder, or its name on the Hub, for adapter_config.json.",
 )
 @root_option
 @as_json
@@ -46,20 +46,20 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Write MODEL to FOLDER as the hub wants it: weights, tokenizer with its chat template, generation config, and the
-    model card as README.md. Before FOLDER appears, a new process that knows nothing of this project loads it with
-    transformers, runs generate, the chat template and a pipeline, and its logits are compared with the model's.
+    """Write MODEL to FOLDER in the Hub's layout: weights, tokenizer with its chat template, generation config, and the
+    model card as README.md. Before FOLDER appears, a new process without this project loads it with transformers,
+    runs generate, the chat template and a pipeline, and its logits are compared with the model's.
 
-    With --adapters, PEFT loads them beside the base model instead, and the logits are those of the merged model but for
-    rounding.
+    With --adapters, PEFT loads the adapters onto the base model instead, and the logits must equal those of the
+    merged model up to rounding.
 
-    MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. FOLDER must be new or empty. A
-    model that a gate rejected is not written unless --force is given.
+    MODEL is an artifact such as sft/1f2e, or a stage id such as rlhf for its newest artifact. FOLDER must be new or
+    empty. A model that a gate rejected is not written unless --force is given.
     """
     if adapters and quantize:
         raise click.UsageError("--adapters and --quantize exclude each other: adapters are not quantized")
     if base and not adapters:
-        raise click.UsageError("--base is for --adapters")
+        raise click.UsageError("--base needs --adapters")
     from evaluation.release.export import REGISTERED_CARD, card_of, export
     from evaluation.release.quantized import written_here
     from evaluation.release.registrations import newest_registration
@@ -103,7 +103,7 @@ def command(
         chat = "with" if loaded.chat_template else "without"
         click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
         owner = "the quantized model's" if loaded.deviation else "the model's"
-        click.echo(f"in a new process, with transformers alone and {owner} logits:")
+        click.echo(f"in a new process, with only transformers and {owner} logits:")
         for check in loaded.checks:
             click.echo(f"  {check}")
         if loaded.deviation:
@@ -117,9 +117,9 @@ def command(
 def _print_adapters(written: LoadedAdapters, folder: Path) -> None:
     click.echo(f"{written.weights:,} weights of adapters, {written.rows:,} rows of tokens among them")
     for other in written.others:
-        click.echo(f"not beside {other}")
+        click.echo(f"not tried with {other}")
     if written.checks:
-        click.echo(f"in a new process, with PEFT beside {written.tried_with}:")
+        click.echo(f"in a new process, with PEFT and {written.tried_with}:")
         for check in written.checks:
             click.echo(f"  {check}")
         click.echo(

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import CONFIG, SEED, FiniteRange, reach_server, root_of, root_option, say_local
+from cli.common.options import (
+    CONFIG,
+    SEED,
+    FiniteRange,
+    new_folder_option,
+    reach_server,
+    root_of,
+    root_option,
+    say_local,
+)
 from cli.common.output import as_json, print_table
 from cli.common.progress import ProgressJournal, working
 from cli.models.chat import writing_model
@@ -22,19 +31,19 @@ if TYPE_CHECKING:
 
 @click.group("feedback")
 def command() -> None:
-    """People choose between two answers, and what they choose becomes data to train on.
+    """Collect human preferences between two answers as training data.
 
     \b
-    stemma feedback export rlhf --out round1          two answers of one model a prompt
+    stemma feedback export rlhf --out round1          two answers per prompt, from one model
     stemma feedback export sft rlhf --out blind       two models, side by side and blind
     stemma feedback import round1 judgements-*.jsonl  agreement, win rates, preference pairs
-    stemma feedback round configs/quickstart.yaml     draw, wait for people, learn from them
+    stemma feedback round configs/quickstart.yaml     draw answers, wait for judgements, train
     """
 
 
 @command.command("export", short_help="Write pairs of answers for people to judge.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL …", shell_complete=artifacts)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@new_folder_option
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -43,7 +52,7 @@ def command() -> None:
 @click.option("--pairs", "count", type=click.IntRange(1), default=100, show_default=True, help="Maximum pairs.")
 @click.option("--temperature", type=FiniteRange(0), default=0.7, show_default=True, help="0 is greedy.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--seed", type=SEED, default=17, show_default=True, help="Draws prompts, answers and their order.")
+@click.option("--seed", type=SEED, default=17, show_default=True, help="Seed for prompts, answers and their order.")
 @root_option
 @as_json
 def export(
@@ -57,11 +66,11 @@ def export(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Draw two answers a prompt and write them for people to judge: a page that works offline, by keyboard and blind
+    """Draw two answers per prompt and write them for people to judge: a blind, keyboard-driven page that works offline
     (judge.html), tasks for Label Studio (tasks.json, labelling.xml), and plain JSON lines (pairs.jsonl).
 
-    MODEL is a Hugging Face folder, an artifact such as sft/1f2e, or a stage id such as rlhf for its newest. Of one
-    model both answers are its own; of several every two meet equally often.
+    MODEL is a Hugging Face folder, an artifact such as sft/1f2e, or a stage id such as rlhf for its newest artifact.
+    With one model, both answers are from it; with several, each pair of models is compared equally often.
     """
     store = root_of(root)
     folders = {model: writing_model(model, store).absolute() for model in dict.fromkeys(models)}
@@ -98,12 +107,12 @@ def export(
 def import_(
     folder: Path, files: tuple[Path, ...], out: Path | None, wait: bool, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """Read judgements of an EXPORT, files of its page or of Label Studio, and say how far people agree and which model
-    they prefer.
+    """Read judgements of an EXPORT, from files of its page or of Label Studio, and report how well people agree and
+    which model they prefer.
 
-    Writes preferences.jsonl and ties.jsonl, and instructions.jsonl (corrected answers), which `preferences.read` and
-    `instructions.read` take as files, judgements.jsonl with the models, quarantine.jsonl with what cannot be used and
-    why, and summary.json. A round of `stemma feedback round` that waits for them goes on.
+    Writes preferences.jsonl, ties.jsonl and instructions.jsonl (corrected answers), which `preferences.read` and
+    `instructions.read` accept as files; judgements.jsonl with the models; quarantine.jsonl with unusable judgements
+    and the reasons; and summary.json. A round of `stemma feedback round` that waits for the judgements continues.
     """
     from evaluation.people.judgements import Judgements
     from evaluation.people.outcome import outcome
@@ -117,9 +126,9 @@ def import_(
     if not as_json:
         _print(judged.summary, exported, target)
         for row in judged.aside[:5]:
-            click.echo(f"put aside: {row['where']}: {row['reason']}", err=True)
+            click.echo(f"quarantined: {row['where']}: {row['reason']}", err=True)
         if resumed:
-            click.echo(f"the round goes on: {resumed}")
+            click.echo(f"the round continues: {resumed}")
     return {"status": "done", **judged.summary, "out": str(target.absolute()), "resumed": resumed}, 0
 
 
@@ -129,7 +138,7 @@ def import_(
 @click.option("--pairs", type=click.IntRange(1), default=100, show_default=True, help="Maximum pairs.")
 @click.option("--temperature", type=FiniteRange(0, min_open=True), default=0.7, show_default=True)
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--cron", help='Begin a round at these times, UTC, e.g. "0 6 * * 1"; none begins now.')
+@click.option("--cron", help='Schedule rounds, in UTC, e.g. "0 6 * * 1"; no round begins now.')
 @root_option
 @as_json
 def round_(
@@ -142,14 +151,14 @@ def round_(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Begin a round on the worker: draw two answers per prompt, wait in the Prefect page until they are judged and
+    """Start a round on the worker: draw two answers per prompt, pause in the Prefect page until judgements are
     imported, then run the pipeline with the new pairs among its preferences. Needs `stemma up`. Prints the gain of the
     previous round."""
     from flows.config.read import load
     from infra.servers.settings import prefect_page
 
     pipeline, folder = load(config, root=lambda: root_of(root)), root_of(root)
-    say_local(folder, "the round's answers and judgements lie")
+    say_local(folder, "the round's answers and judgements are")
     reach_server(folder)
     from prefect.client.orchestration import get_client
 
@@ -179,7 +188,7 @@ def round_(
 
 
 def _resume_round(exported: Export, root: Path) -> str:
-    """The page of the round that goes on, "" where none waits or no server runs."""
+    """Page of the round that continues; "" if no round is waiting or no server is running."""
     from infra.servers.settings import prefect_page
     from infra.servers.state import prefect_api_url
 
@@ -194,11 +203,11 @@ def _resume_round(exported: Export, root: Path) -> str:
 
 def _print(summary: dict[str, Any], exported: Export, folder: Path) -> None:
     counts = f"{summary['judgements']} judgements of {summary['judged_pairs']} of {summary['pairs']} pairs"
-    click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
+    click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} quarantined")
     if agreement := summary["agreement"]:
         click.echo(f"agreement: Krippendorff's α {_with_interval(agreement)}; 0 is chance, 1 perfect")
     if left_share := summary["left_preferred"]:
-        click.echo(f"the answer on the left was preferred in {_with_interval(left_share)} of those decided")
+        click.echo(f"the answer on the left was preferred in {_with_interval(left_share)} of decided judgements")
     if rows := summary["win_rates"]:
         table = [{**row, "rate": _with_interval(row)} for row in rows]
         print_table(table, {"model": "model", "over": "preferred to", "rate": "share, 95 % interval", "pairs": "pairs"})

@@ -1,4 +1,4 @@
-"""stemma mirror TASK FROM: a benchmark's data, where its task finds them without a network."""
+"""stemma mirror TASK FROM: copy a benchmark's data into a mirror for offline evaluation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from infra.servers.environment import OFFLINE, QUIET
 @click.argument("task")
 @click.argument("source", metavar="[FROM]", required=False, type=click.Path(path_type=Path))
 @MIRROR
-@click.option(
-    "--split", "splits", multiple=True, metavar="SPLIT=FILE", help="The file of one split, e.g. train=a.jsonl."
-)
-@click.option("--shots", type=click.IntRange(0), help="Rows that are put aside from the scored split for shots.")
+@click.option("--split", "splits", multiple=True, metavar="SPLIT=FILE", help="File of one split, e.g. train=a.jsonl.")
+@click.option("--shots", type=click.IntRange(0), help="Rows of the scored split to reserve for few-shot examples.")
 @root_option
 @as_json
 def command(
@@ -33,18 +31,18 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Copy the data of lm-eval's TASK out of FROM into a mirror, so that `stemma eval` and the benchmarks of a pipeline
-    can ask the very same task offline.
+    """Copy the data of lm-eval's TASK from FROM into a mirror, so that `stemma eval` and the benchmarks of a pipeline
+    can run the identical task offline.
 
-    FROM is a file, or a folder with files called train, validation or test, or one called like the task: JSON lines,
-    JSON, CSV, TSV or Parquet, with the fields of the dataset on the hub or in the layout of MosaicML's evaluation
-    gauntlet. Every row is tried before anything is written.
+    FROM is a file, or a folder with files named train, validation or test, or named after the task: JSON lines,
+    JSON, CSV, TSV or Parquet, with the fields of the dataset on the Hub or in the layout of MosaicML's evaluation
+    gauntlet. Every row is checked before anything is written.
     """
     files = {}
     for text in splits:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
-            raise click.UsageError(f"--split wants SPLIT=FILE, e.g. --split train=train.jsonl, not {text!r}")
+            raise click.UsageError(f"--split expects SPLIT=FILE, e.g. --split train=train.jsonl, not {text!r}")
         files[name] = Path(path)
     if source is None and not files:
         raise click.UsageError("expected FROM, a file or folder with the task's data, or --split SPLIT=FILE")
@@ -59,8 +57,10 @@ def command(
         counts = ", ".join(f"{split} {count:,}" for split, count in done.splits.items())
         click.echo(f"{task}: {dataset}, {counts} rows, {done.layout}")
         if done.put_aside:
-            click.echo(f"{done.put_aside} of them were put aside for shots and are not scored (--shots 0 scores all)")
-        click.echo(f"in {done.folder}\n\nthe first question, as the task asks it:\n")
+            click.echo(
+                f"{done.put_aside} of them are reserved for few-shot examples and not scored (--shots 0 scores all)"
+            )
+        click.echo(f"in {done.folder}\n\nthe first question, as the task formats it:\n")
         click.echo(done.prompt[:600])
     document = {
         "status": "done",

@@ -1,4 +1,4 @@
-"""stemma promote and stemma rollback: which model of a name is the one to use."""
+"""stemma promote and stemma rollback: choose the promoted model of a name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from cli.common.output import as_json
 
 @click.command("promote")
 @click.argument("artifact", default="register", shell_complete=artifacts)
-@click.option("--force", is_flag=True, help="Although it is worse than the promoted one; never one that gates refused.")
+@click.option(
+    "--force", is_flag=True, help="Promote a model that is worse than the promoted one; never one that a gate rejected."
+)
 @root_option
 @as_json
 def command(artifact: str, force: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
     """Promote a registered model: ARTIFACT is a registration such as register/1f2e, or the model itself; by default the
     newest registration.
 
-    A model that a gate refused is never promoted. One that is worse than the promoted model over the same items, with
-    95 % confidence, is refused. The alias `promoted` of MLflow's registry follows.
+    A model that a gate rejected is never promoted. A model that is worse than the promoted one on the same items, with
+    95 % confidence, is refused. The alias `promoted` in MLflow's registry is updated.
     """
     from flows.prefect.promotion import as_json as as_document
     from flows.prefect.promotion import promote
@@ -39,7 +41,7 @@ def command(artifact: str, force: bool, root: str | None, as_json: bool) -> tupl
 @root_option
 @as_json
 def rollback(name: str | None, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Take the last promotion of NAME back: the model promoted before it is in force again."""
+    """Undo the last promotion of NAME: the previously promoted model becomes current again."""
     from flows.prefect.promotion import as_json as as_document
     from flows.prefect.promotion import rollback as back
     from infra.store.store import Store
@@ -52,7 +54,7 @@ def rollback(name: str | None, root: str | None, as_json: bool) -> tuple[dict[st
 
 
 def _print(document: dict[str, Any]) -> None:
-    before = f", before it {document['before']['model']}" if document["before"] else ""
-    click.echo(f"{document['name']}: promoted is {document['promoted']['model']}{before}")
+    before = f", previously {document['before']['model']}" if document["before"] else ""
+    click.echo(f"{document['name']}: promoted {document['promoted']['model']}{before}")
     for row in document["compared"]:
         click.echo(f"  {row['figure']}: {row['difference']:+.4g} ({row['low']:+.4g} to {row['high']:+.4g})")

@@ -1,4 +1,4 @@
-"""stemma review export, import: people look through a sample of a corpus and mark what is odd."""
+"""stemma review export, import: people review a sample of a corpus and mark problems."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import SEED, root_of, root_option
+from cli.common.options import SEED, new_folder_option, root_of, root_option
 from cli.common.output import as_json, print_table
 
 
 @click.group("review")
 def command() -> None:
-    """People look through a sample of a corpus, and what they find is counted by source.
+    """Have people review a sample of a corpus, and count the problems they mark by source.
 
     \b
-    stemma review export clean --out look1        200 documents and a page to mark them on
+    stemma review export clean --out look1        200 documents and a page to mark them
     stemma review import look1 judgements-*.jsonl
     """
 
 
-@command.command("export", short_help="Write documents for people to look through.")
+@command.command("export", short_help="Write documents for people to review.")
 @click.argument("artifact", shell_complete=artifacts)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="A new folder.")
+@new_folder_option
 @click.option("--documents", "count", type=click.IntRange(1), default=200, show_default=True)
-@click.option("--by-source", is_flag=True, help="As many of each source, so that small ones are seen too.")
-@click.option("--seed", type=SEED, default=17, show_default=True, help="Draws the documents.")
+@click.option("--by-source", is_flag=True, help="Draw equally from each source, so that small sources are seen too.")
+@click.option("--seed", type=SEED, default=17, show_default=True, help="Seed for drawing documents.")
 @root_option
 @as_json
 def export(
     artifact: str, out: Path, count: int, by_source: bool, seed: int, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """Draw documents of ARTIFACT, such as clean or dedupe/1f2e, and write a page that works offline and by keyboard
-    (review.html), and the documents as JSON lines."""
+    """Draw documents from ARTIFACT, such as clean or dedupe/1f2e, and write them as JSON lines and as a keyboard-driven
+    page that works offline (review.html)."""
     from evaluation.people.pairs import require_free
     from evaluation.people.sample import Review, sample
     from infra.errors import stage_error
@@ -58,20 +58,20 @@ def export(
     created.write(out, f"What is odd in {manifest.step or manifest.stage}?")
     if not as_json:
         click.echo(f"{len(documents)} of {sum(sizes.values()):,} documents in {out}")
-        click.echo(f"look through them: open {out / 'review.html'} in a browser")
-        click.echo(f"then:              stemma review import {out} FILE …")
+        click.echo(f"review them: open {out / 'review.html'} in a browser")
+        click.echo(f"then:        stemma review import {out} FILE …")
     return {"status": "done", "review": created.id, "documents": len(documents), "out": str(out.absolute())}, 0
 
 
-@command.command("import", short_help="Read what was marked: rates by source, and what to look at.")
+@command.command("import", short_help="Read marks: rates by source, and flagged documents.")
 @click.argument("folder", metavar="REVIEW", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE …", type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
 @as_json
 def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[str, Any], int]:
-    """Read the marks of a REVIEW from files of its page, and say what share of each source is odd and how far people
-    agree. Writes marks.jsonl, flagged.jsonl, quarantine.jsonl and summary.json into marked/ in REVIEW."""
+    """Read the marks of a REVIEW from files of its page, and report the share of marked documents per source and how
+    well people agree. Writes marks.jsonl, flagged.jsonl, quarantine.jsonl and summary.json to marked/ in REVIEW."""
     from evaluation.people.judgements import Judgements
     from evaluation.people.marks import write_outcome
     from evaluation.people.sample import Review
@@ -82,7 +82,7 @@ def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[
     summary = write_outcome(review, marks, target)
     if not as_json:
         counts = f"{summary['marks']} marks of {summary['marked_documents']} of {summary['documents']} documents"
-        click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} put aside")
+        click.echo(f"{counts} by {len(summary['annotators'])} people, {summary['quarantined']} quarantined")
         if agreement := summary["agreement"]:
             click.echo(f"agreement: Krippendorff's α {agreement['value']:.2f}; 0 is chance, 1 perfect")
         rows = [
@@ -92,5 +92,5 @@ def import_(folder: Path, files: tuple[Path, ...], as_json: bool) -> tuple[dict[
         print_table(rows, {"source": "source", "mark": "mark", "n": "documents", "share": "share, 95 % interval"})
         click.echo(f"{summary['flagged']} flagged documents in {target / 'flagged.jsonl'}")
         for row in marks.aside[:5]:
-            click.echo(f"put aside: {row.where}: {row.reason}", err=True)
+            click.echo(f"quarantined: {row.where}: {row.reason}", err=True)
     return {"status": "done", **summary, "out": str(target.absolute())}, 0

@@ -1,4 +1,4 @@
-"""stemma serve MODEL …: an OpenAI-compatible endpoint, and a page to talk to two models side by side."""
+"""stemma serve MODEL …: an OpenAI-compatible endpoint, and a page to chat with two models side by side."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from typing import Any
 import click
 
 from cli.common.completion import artifacts
-from cli.common.options import root_of, root_option
+from cli.common.options import host_option, port_option, root_of, root_option
 from cli.common.output import as_json, print_warnings
 from cli.models.chat import refused_by_gates, writing_model
 
 
 @click.command("serve")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=artifacts)
-@click.option("--host", help="Address to listen on, by default 127.0.0.1; any but loopback needs $STEMMA_AUTH.")
-@click.option("--port", type=click.IntRange(1, 65535), help="By default 8000, or the next free one.")
+@host_option
+@port_option("--port", 8000)
 @click.option(
     "--engine",
     type=click.Choice(["auto", "own", "vllm"]),
     default="auto",
     show_default=True,
-    help="vllm: one model, for many users, on loopback; auto uses it if it is installed and a GPU is available.",
+    help="vllm: one model for many users, on loopback; auto: vllm if it is installed and a GPU is available.",
 )
 @click.option(
     "--requests-per-minute",
     type=click.IntRange(1),
-    help="Limit per API key, or per address if no key is required; above it HTTP 429. By default unlimited.",
+    help="Limit per API key, or per address if no key is required; further requests get HTTP 429. "
+    "By default unlimited.",
 )
 @click.option(
     "--at-once",
     type=click.IntRange(1),
-    help="Answers of a model that are generated together, by default 16; 64 more wait. 1 answers in turn.",
+    help="Answers that a model generates concurrently, by default 16; up to 64 more wait.",
 )
 @click.option(
     "--cache-gb",
     type=click.FloatRange(0, min_open=True),
-    help="Bound of the keys and values of a model's answers in GB, and so of the context. By default 1.07 (on a GPU "
-    "half of the free memory), or as much as one answer needs.",
+    help="Size limit of a model's KV cache in GB, which also limits the context. By default 1.07 (on a GPU half of the "
+    "free memory), or as much as one answer needs.",
 )
 @root_option
 @as_json
@@ -57,11 +58,12 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Serve one or more MODELs with OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
+    """Serve one or more MODELs through OpenAI's protocol under /v1 until Ctrl-C, with a page to compare two of them.
 
-    Each is an artifact such as sft/1f2e, a stage id such as rlhf for its newest, or a Hugging Face folder. If
-    $STEMMA_AUTH=user:password is set, it is required; programs send the password as their API key. Further clients,
-    each with its own key, are listed in $STEMMA_API_KEYS=name:key,name:key. Warns if a gate rejected a model.
+    MODEL is an artifact such as sft/1f2e, a stage id such as rlhf for its newest artifact, or a Hugging Face folder.
+    If $STEMMA_AUTH=user:password is set, it is required; programs send the password as their API key. Further
+    clients, each with its own key, are listed in $STEMMA_API_KEYS=name:key,name:key. Warns if a gate rejected a
+    model.
     """
     folder = root_of(root)
     model_folders = _by_name([writing_model(model, folder) for model in models])
@@ -79,11 +81,11 @@ def command(
     own_only = next((name for name, value in given.items() if value), None)
     if engine == "vllm" and own_only:
         raise click.UsageError(f"vLLM has one key, no rate limit and its own cache: leave {own_only} out, or --engine")
-    # Its API key guards /v1 and little else: /invocations answers anybody (vLLM's docs, "Security").
+    # vLLM's API key guards /v1 and little else: /invocations needs no key (vLLM's docs, "Security").
     if engine == "vllm" and not is_loopback(settings.host):
         raise click.UsageError(
-            f"vLLM would answer without its API key at {settings.host}, beside /v1: leave --host at {HOST} and put a "
-            "proxy before it that passes /v1 on, or leave --engine out"
+            f"vLLM would serve endpoints outside /v1 without its API key at {settings.host}: leave --host at {HOST} "
+            "and put a proxy in front of it that forwards /v1, or leave --engine out"
         )
     with reserved_port(port or 8000, asked_for=port is not None, host=settings.host) as free:
         url = f"http://{settings.page}:{free}"
@@ -101,14 +103,14 @@ def command(
         answers = AnswerQueue(at_once or AT_ONCE, cache_bytes=cache_bytes)
         limit = RateLimit(requests_per_minute, time.monotonic) if requests_per_minute else None
         served = app(model_folders, settings.callers(free), login, answers, keys=keys, rate_limit=limit)
-        click.echo(f"{names}: {url}/v1, a page to talk: {url}", err=True)
+        click.echo(f"{names}: {url}/v1, chat page: {url}", err=True)
         Server(served, settings.host, free, on_end=answers.end).run()
     document = {"status": "done", "models": {name: str(path) for name, path in model_folders.items()}, "url": url}
     return {**document, "warnings": [problem.as_json() for problem in refused]}, 0
 
 
 def _by_name(folders: Sequence[Path]) -> dict[str, Path]:
-    """The folders by `_name`; different ones of one name by as many of their parent folders as make them distinct."""
+    """The folders by `_name`. Folders with the same name get as many parent folders as make them distinct."""
     by_name: dict[str, Path] = {}
     for folder in dict.fromkeys(path.absolute() for path in folders):
         same = [other.absolute() for other in folders if _name(other) == _name(folder) and other.absolute() != folder]
@@ -136,14 +138,14 @@ def _vllm_fits() -> bool:
 
 
 def _become_vllm(name: str, folder: Path, host: str, port: int, key: str) -> None:
-    """Replace this process by vLLM: signals and the exit code are vLLM's own."""
+    """Replace this process with vLLM, so that signals and the exit code are vLLM's own."""
     from infra.launch.launchers import VllmConfig
     from infra.servers.vllm import NO_USAGE_STATS, own_environment, program_of, vllm_command
 
     program = program_of(VllmConfig())
     if program is None:
         raise click.UsageError(
-            "vLLM is not there: install it in an environment of its own and name its program in $STEMMA_VLLM, or leave "
+            "vLLM is not installed: install it in a separate environment and set $STEMMA_VLLM to its program, or leave "
             "--engine out"
         )
     command = vllm_command(program, folder, name, "--host", host, "--port", str(port))

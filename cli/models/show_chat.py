@@ -1,4 +1,4 @@
-"""stemma show-chat MODEL [FILE]: conversations as the model's tokens, and which of them tuning learns."""
+"""stemma show-chat MODEL [FILE]: conversations as the model's tokens, marking those that fine-tuning learns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cli.models.chat import model_folder
 @click.argument("model", shell_complete=artifacts)
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--limit", type=click.IntRange(1), default=3, show_default=True, help="Conversations of FILE to print.")
-@click.option("--ids", is_flag=True, help="Print a token on each line, with its id.")
+@click.option("--ids", is_flag=True, help="Print one token per line, with its id.")
 @template_option
 @root_option
 @as_json
@@ -32,11 +32,11 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Print conversations as MODEL reads them, by its own chat template where it has one. What tuning learns is green,
-    in ⟦ ⟧ where there are no colours.
+    """Print conversations as MODEL reads them, with its own chat template if it has one. Tokens that fine-tuning learns
+    are green, or in ⟦ ⟧ without colours.
 
-    FILE: JSON lines with `messages`, or `prompt` and `response`, and `tools` where there are any, such as train.jsonl
-    of an instructions artifact; without one a short conversation is shown.
+    FILE: JSON lines with `messages`, or `prompt` and `response`, and optionally `tools`, such as train.jsonl of an
+    instructions artifact; without FILE a short conversation is shown.
     """
     folder = model_folder(model, root_of(root))
     from training.chat.base import Chat

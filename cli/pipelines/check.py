@@ -15,7 +15,7 @@ from cli.common.output import as_json, print_table, with_short_artifacts
 @CONFIG
 @selection_options
 @set_option
-@click.option("--needs", is_flag=True, help="Show which stages each one reads or waits for.")
+@click.option("--needs", is_flag=True, help="Show which stages each stage reads or waits for.")
 @root_option
 @as_json
 def command(
@@ -30,9 +30,9 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Say what a run would build and reuse, and why; start nothing.
+    """Show what a run would build and reuse, and why, without starting it.
 
-    All mistakes in the config are reported at once, and so is what is wrong with the first record of each source.
+    All mistakes in the config are reported at once, as are problems with the first record of each source.
     """
     from flows.config.graph import graph
     from flows.config.read import load
@@ -58,7 +58,7 @@ def command(
     store = Store(root_of(root), reading=True)
     built = steps_to_build(nodes, chosen, store, selection.force)
     problems = [*check_hardware(pipeline, built), *model_folder_problems(nodes, built)]
-    if not runs_on_worker(store.root):  # which has its own environment, and the password with it
+    if not runs_on_worker(store.root):  # the worker has its own environment, with the password in it
         store.check_leases()
     try:
         rows = plan(nodes, store, selection.force, look=True, strict_versions=strict_versions)
@@ -99,11 +99,11 @@ def command(
 
 
 def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool) -> None:
-    """never_run: how its stages differ from those of other pipelines is then nothing that a person asked for."""
+    """never_run: do not list how the stages differ from those of other pipelines, which is noise before a first run."""
     builds = [row for row in rows if row["status"] == "build"]
     new = never_run or all(change["what"] in ("upstream", "none") for row in builds for change in row["changes"])
     if new and len(builds) == len(rows) and not needs:
-        click.echo(f"nothing of this is built yet: all {len(rows)} stages would be built in {root}")
+        click.echo(f"nothing is built yet: all {len(rows)} stages would be built in {root}")
         return
     columns = {"stage": "stage", "status": "would", "artifact": "artifact", "because": "because"}
     print_table(with_short_artifacts(rows), {**columns, **({"needs": "needs"} if needs else {})})
@@ -111,7 +111,7 @@ def _print(rows: list[dict[str, Any]], root: Path, needs: bool, never_run: bool)
 
 
 def _print_made_by(rows: list[dict[str, Any]]) -> None:
-    """Print which of the reused artifacts were made by other versions of packages."""
+    """Print which reused artifacts were built with other versions of packages."""
     steps: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["made_by"]:
@@ -119,7 +119,7 @@ def _print_made_by(rows: list[dict[str, Any]]) -> None:
     for causes, step_names in steps.items():
         click.echo(f"\n{', '.join(step_names)}: {'; '.join(causes)}")
     if steps:
-        click.echo("they are reused; --strict-versions builds them again")
+        click.echo("they are reused; --strict-versions rebuilds them")
 
 
 def _print_plans(rows: list[dict[str, Any]]) -> None:
@@ -144,7 +144,7 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
         click.echo("\ntraining would take about")
         print_table(table, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
         if built := [row["stage"] for row in rows if row["plan"] and row["plan"]["builds_here"]]:
-            click.echo(f"times of {', '.join(built)}: as their last builds on this machine; others by their sizes")
+            click.echo(f"times of {', '.join(built)} are from their last builds here; others are estimated from sizes")
 
 
 @click.command("why")
@@ -156,9 +156,9 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
 def why(
     config: Path, stage: str, settings: tuple[str, ...], root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """Why a stage was built, reused or skipped in the last run of this pipeline that was about it.
+    """Explain why a stage was built, reused or skipped in the last run of this pipeline that included it.
 
-    With --set: in the last run that had these settings; or what one with them would do, if there was none.
+    With --set: in the last run with these settings or, if there was none, in a run that would have them.
     """
     from flows.config.graph import graph, known
     from flows.config.read import load
@@ -186,10 +186,10 @@ def why(
         account = {**planned.as_json(), "headline": "", "status": _WOULD[planned.status]}
         document = {"status": "done", "run_id": None, "stage": stage, **_account(account)}
         if not as_json:
-            click.echo(f"{stage} would be {document['did']}, no run had these settings: {document['why']}")
+            click.echo(f"{stage} would be {document['did']}; no run had these settings: {document['why']}")
         return document, 0
     fix = run_command(str(config), store, "--until", stage)
-    raise ConfigError(Problem("never_run", stage, f"no run of {pipeline.name} has come to this stage", fix))
+    raise ConfigError(Problem("never_run", stage, f"no run of {pipeline.name} has reached this stage", fix))
 
 
 _WOULD = {"build": "built", "reuse": "reused"}
@@ -200,9 +200,9 @@ def _account(row: dict[str, Any]) -> dict[str, Any]:
 
     match row["status"]:
         case "reused":
-            reason = f"nothing that affects it changed; its artifact {row['fingerprint']} was there and whole"
+            reason = f"nothing that affects it changed; its artifact {row['fingerprint']} existed and was intact"
         case "built":
-            # `check` uses this for what is yet to be built.
+            # `check` words this for stages that are yet to be built.
             reason = "; ".join(row["because"]).replace(NEVER_BUILT, "the store had none to reuse")
         case _:
             reason = row["headline"]

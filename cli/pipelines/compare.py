@@ -1,4 +1,4 @@
-"""stemma compare A B …: what differs between runs, configs or models, and how their figures and curves compare."""
+"""stemma compare A B …: compare runs, configs or models by settings, figures and curves."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SHOWN = 30
 def command(
     sides: tuple[str, ...], all_rows: bool, page: Path | None, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """Compare runs, configs or models with the first: what differs in settings, data, code and versions, figures side
-    by side, and differences over the same items with their intervals. Writes a page with all of it and the curves.
+    """Compare runs, configs or models with the first: differences in settings, data, code and versions, figures side
+    by side, and paired differences with their intervals. Also writes a page with curves.
 
-    Each is an artifact such as sft/1f2e, a stage id for its newest, the id of a run (see stemma ls runs) or its
-    beginning, or a YAML file, of which what is built is compared. Several that differ in seeds alone are also shown by
-    mean and spread.
+    Each argument is an artifact such as sft/1f2e, a stage id for its newest artifact, the id of a run (see stemma ls
+    runs) or a prefix of it, or a YAML file, whose built stages are compared. Sides that differ only in seeds are also
+    summarised by mean and spread.
     """
     if len(sides) < 2:
         raise click.UsageError("expected two or more, e.g. stemma compare sft rlhf")
@@ -63,17 +63,17 @@ def command(
 
 
 def _write(path: Path, text: str) -> str:
-    """Writes the page; what kept it from being written, "" for nothing: what is compared may be another's to write."""
+    """Write the page and return the reason if it could not be written, else "": the store may be another user's."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf8")
     except OSError as error:
-        return f"{path}: {error.strerror} (--page names another place)"
+        return f"{path}: {error.strerror} (choose another path with --page)"
     return ""
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Names as a person types them, shortened as far as they stay unique."""
+    """Names as typed, shortened as far as they stay unique."""
     short = [short_artifact(name) if re.fullmatch(r"[a-z_]+/[0-9a-f.]+", name) else name for name in names]
     short = [name[:15] if re.match(r"\d{8}-\d{6}-", name) else name for name in short]
     short = [Path(name).name if name.endswith((".yaml", ".yml")) else name for name in short]
@@ -81,7 +81,7 @@ def _short_names(names: Sequence[str]) -> list[str]:
 
 
 def _file_name(names: Sequence[str]) -> str:
-    """The names, as a file may be called."""
+    """The names as part of a file name."""
     joined = re.sub(r"[^\w.-]+", "-", "_".join(names))
     return joined if len(joined) <= 100 else f"{joined[:80]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
@@ -101,7 +101,7 @@ def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> No
     click.echo(f"\n{len(differences)} settings, sources or versions differ")
     _print_rows(differences, {"key": "key", **columns}, show_all)
     if document["steps"]:
-        click.echo(f"\n{len(document['steps'])} steps that not all have")
+        click.echo(f"\n{len(document['steps'])} steps are not in all of them")
         steps = [{"step": row["step"], **dict(zip(names, row["values"], strict=True))} for row in document["steps"]]
         _print_rows(steps, {"step": "step", **columns}, show_all)
     rows = []
@@ -117,7 +117,7 @@ def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> No
     click.echo(f"\n{len(rows)} figures" + ("" if len(rows) == len(document["figures"]) else " differ"))
     _print_rows(rows, {"figure": "figure", **columns, **spread_columns}, show_all)
     if document["paired"]:
-        click.echo(f"\nover the same items, less {names[0]}")
+        click.echo(f"\npaired over the same items, minus {names[0]}")
         displayed_names = dict(zip((entry["name"] for entry in document["compared"]), names, strict=True))
         paired = [
             {

@@ -20,10 +20,10 @@ from cli.common.output import as_json
 def command(
     config: Path, defaults: bool, settings: tuple[str, ...], root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """Print CONFIG as one whole file: with what it extends, with --set, and with absolute paths.
+    """Print CONFIG as one complete file: merged with the files it extends and --set, with absolute paths.
 
     \b
-    stemma config mine.yaml > whole.yaml    a config that gives the same artifacts
+    stemma config mine.yaml > whole.yaml    a config that produces the same artifacts
     """
     import yaml
 

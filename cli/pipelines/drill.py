@@ -1,4 +1,4 @@
-"""stemma drill CONFIG: hit a pipeline with faults in a scratch store, and check that nothing is lost."""
+"""stemma drill CONFIG: inject faults into a pipeline in a scratch store, and check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class StageMoment(click.ParamType[tuple[str, float]]):
 @click.command("drill")
 @CONFIG
 @click.option("--faults", type=click.IntRange(1), default=20, show_default=True, help="Number of faults.")
-@click.option("--mtbf", type=Seconds(), default="60s", show_default=True, help="Mean seconds of work before a fault.")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Draws the faults and their moments.")
+@click.option("--mtbf", type=Seconds(), default="60s", show_default=True, help="Mean working time between faults.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed for drawing faults and their times.")
 @click.option("--only", multiple=True, metavar="FAULT,…", help="Draw from these faults, such as kill-stage,full-disk.")
-@click.option("--servers", is_flag=True, help="Drill under `stemma up`, whose servers are hit too.")
-@click.option("--for", "time_limit", type=Seconds(), help="No new fault after this time, such as 15m.")
-@click.option("--repeat", type=click.IntRange(1), metavar="N", help="Only fault N of the campaign.")
-@click.option("--at", type=StageMoment(), metavar="STAGE+SECONDS", help="With --repeat: where it hits.")
+@click.option("--servers", is_flag=True, help="Run under `stemma up` and hit its servers too.")
+@click.option("--for", "time_limit", type=Seconds(), help="Inject no new fault after this time, e.g. 15m.")
+@click.option("--repeat", type=click.IntRange(1), metavar="N", help="Inject only fault N of the campaign.")
+@click.option("--at", type=StageMoment(), metavar="STAGE+SECONDS", help="With --repeat: when the fault hits.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Scratch folder; the same campaign is continued there. By default in the folder for temporary files.",
+    help="Scratch folder, in which the same campaign is continued. By default in the system's temporary folder.",
 )
 @set_option
 @as_json
@@ -73,10 +73,10 @@ def command(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Run a pipeline in a scratch store while faults hit it, and check every promise about faults.
+    """Run a pipeline in a scratch store while injecting faults, and check every guarantee about faults.
 
-    After each fault: exit code and messages, artifacts and their bits, processes, leases, `check`; at the end of each
-    pipeline also metrics, lineage, shared memory and temporary files. Your store is not touched.
+    Checked after each fault: exit code and messages, artifacts byte for byte, processes, leases, `check`; at the end of
+    each pipeline also metrics, lineage, shared memory and temporary files. Your store is not touched.
 
     \b
     stemma drill CONFIG --faults 20 --mtbf 60s
@@ -90,9 +90,9 @@ def command(
 
     chosen = names(only)
     if unknown := [name for name in chosen if name not in KINDS]:
-        raise click.UsageError(f"no fault is called {unknown[0]!r}; there are {', '.join(KINDS)}")
+        raise click.UsageError(f"there is no fault {unknown[0]!r}; the faults are {', '.join(KINDS)}")
     if at and repeat is None:
-        raise click.UsageError("--at is the moment of the fault that --repeat names")
+        raise click.UsageError("--at needs --repeat: it sets when the repeated fault hits")
     pipeline = load(config, settings_of(settings))
     graph(pipeline)
     scratch = folder or Path(tempfile.gettempdir()) / f"stemma-drill-{pipeline.name}-{seed}"

@@ -1,4 +1,4 @@
-"""Shows a run while it goes: one live table of its stages in a terminal, plain lines elsewhere."""
+"""Live display of a run: one table of its stages in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN_PROGRESS_EVERY_S = 10.0
 
 @contextmanager
 def following(journal: RunJournal, quiet: bool, debug: bool = False) -> Iterator[None]:
-    """Reports the journal on stderr until the block ends. debug: tracebacks too."""
+    """Report the journal on stderr until the block ends. debug: tracebacks too."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -55,7 +55,7 @@ def _follow(journal: RunJournal, show: Any, ended: threading.Event) -> None:
 
 
 class _StatusLines:
-    """One line a change of status, one an event, and progress every few seconds."""
+    """One line per change of status and per event, and progress every few seconds."""
 
     def __init__(self, console: Any, debug: bool) -> None:
         self._console = console
@@ -105,7 +105,7 @@ class _StagePace:
 
     def take(self, line: dict[str, Any]) -> None:
         if line["unit"] != self.unit or line["done"] < self._last[1]:
-            self._first = None  # another part of its work
+            self._first = None  # the stage began another part of its work
         self.unit, self.note, self._total = line["unit"], line["note"], line["total"]
         self._last = float(line["time"]), float(line["done"])
         if self._first is None and line["done"] > 0:
@@ -204,7 +204,7 @@ class _Table:
         return Group(table, Text(self._counts(), "dim"))
 
     def _shown(self) -> list[str]:
-        """All stages in the order of the pipeline; where the terminal has fewer lines, those that run and come next."""
+        """All stages in pipeline order; in a short terminal, the running stages and those that come next."""
         stages, room = list(self._status), max(4, self._console.height - 4)
         if len(stages) <= room:
             return stages

@@ -1,4 +1,4 @@
-"""stemma init DATA…: a first config for files that someone has."""
+"""stemma init DATA…: a first config for the user's files."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from cli.common.output import as_json, print_table
 @click.option(
     "--to", "out", type=click.Path(path_type=Path, dir_okay=False), default=Path("pipeline.yaml"), show_default=True
 )
-@click.option("--name", default=None, help="The pipeline's name; by default that of the file.")
+@click.option("--name", default=None, help="Name of the pipeline; by default that of the file.")
 @click.option(
     "--as",
     "kinds",
     multiple=True,
     metavar="[PATH=]KIND",
-    help="documents, instructions or preferences, of one PATH or all.",
+    help="Treat one PATH, or all, as documents, instructions or preferences.",
 )
 @click.option(
-    "--text-field", "text_fields", multiple=True, metavar="[PATH=]FIELD", help="The field of a document's text; dotted."
+    "--text-field",
+    "text_fields",
+    multiple=True,
+    metavar="[PATH=]FIELD",
+    help="Dotted field that holds a document's text.",
 )
 @click.option(
     "--model",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Tune this open model on DATA, rather than pretrain one.",
+    help="Train this open model further on DATA instead of pretraining a new one.",
 )
 @as_json
 def command(
@@ -48,12 +52,13 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """Inspect DATA (files, folders or globs of any format, or folders with Hugging Face datasets) and write a config.
 
-    Documents, instructions and preferences are distinguished by sampling records from all files; the reason is printed.
-    If two readings are equally likely, the command asks in a terminal; elsewhere it lists both with the option that
-    decides. Sizes are chosen to fit the text; tokens, disk and time are estimates. An existing file is not overwritten.
+    Documents, instructions and preferences are recognised from a sample of the records of all files, with the reason.
+    If two interpretations are equally likely, the command asks in a terminal; elsewhere it lists both with the option
+    that decides. Sizes are chosen to fit the text; tokens, disk and time are estimates. An existing file is not
+    overwritten.
 
-    With --model, a downloaded Hugging Face folder is trained further: pretraining goes on with documents, LoRA learns
-    instructions, and DPO preferences.
+    With --model, a downloaded Hugging Face model is trained further: continued pretraining on documents, LoRA on
+    instructions, DPO on preferences.
     """
     from evaluation.pages.words import compact, seconds
     from flows.config.read import load
@@ -70,11 +75,11 @@ def command(
 
     wishes = _wishes(data, kinds, text_fields)
     if out.exists():
-        raise ConfigError(Problem("file_exists", str(out), "there is such a file already", "name another by --to"))
+        raise ConfigError(Problem("file_exists", str(out), "the file exists already", "choose another file with --to"))
     folder = out.absolute().parent
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigError(
-            Problem("unwritable", str(out), f"{folder} is no folder that can be written", "name another by --to")
+            Problem("unwritable", str(out), f"{folder} is not a writable folder", "choose another file with --to")
         )
     # Paths in a config are relative to its folder.
     paths = {path: path if folder == Path.cwd() else str(Path(path).absolute()) for path in data}
@@ -97,7 +102,7 @@ def command(
         if problems := source_problems(load(out)):
             raise ConfigError(*problems)
     except ConfigError:
-        out.unlink()  # e.g. a name that cannot be one
+        out.unlink()  # e.g. an invalid pipeline name
         raise
     if not as_json:
         rows = [
@@ -129,7 +134,7 @@ def command(
 
 
 def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[str, ...]) -> dict[str, Any]:
-    """Wishes of the options, by path."""
+    """Values of a `[PATH=]VALUE` option, by path."""
     from corpus.recognition.forms import KINDS, Wish
 
     wishes = dict.fromkeys(data, Wish())
@@ -146,7 +151,7 @@ def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[st
 
 
 def _ask_reading(path: str, readings: Any) -> Any:
-    """Asks the terminal which of several readings is meant."""
+    """Ask in the terminal which of several interpretations is meant."""
     click.echo(f"{path} can be read as:")
     for number, reading in enumerate(readings, 1):
         click.echo(f"  {number}. {reading}")

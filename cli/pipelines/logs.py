@@ -1,4 +1,4 @@
-"""stemma logs [STAGE]: what a stage said and printed in its newest build."""
+"""stemma logs [STAGE]: events and output of a stage's newest build."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def command(stage: str | None, follow: bool, root: str | None, as_json: bool) ->
         reverse=True,
     )
     if stage is not None:
-        # Artifacts of a named step lie in the folder of the stage that it uses.
+        # Artifacts of a named step are in the folder of the stage that it uses.
         of_stage = [path for path in journals if path.parts[-4] == stage]
         journals = [path for path in journals if _step_of(path) == stage] or of_stage
     if not journals:
         message = (
             f"{stage} has no log in {shown_root(folder)}" if stage else f"no stage has a log in {shown_root(folder)}"
         )
-        raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have one"))
+        raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have a log"))
     if stage is None:
         log_rows = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]
         if not as_json:
@@ -73,7 +73,7 @@ def command(stage: str | None, follow: bool, root: str | None, as_json: bool) ->
 
 
 def _remote_journals(root: Path, stage: str | None) -> list[Path]:
-    """The journal of a stage's newest artifact on an object store, which is brought here; all of them without STAGE."""
+    """The journal of a stage's newest artifact on an object store, downloaded; without STAGE, all journals."""
     from infra.errors import ConfigError
     from infra.store.layout import AUX
     from infra.store.reference import resolve
@@ -85,7 +85,7 @@ def _remote_journals(root: Path, stage: str | None) -> list[Path]:
     store = Store(root, reading=True)
     try:
         artifacts = [resolve(store, stage)] if stage else [resolve(store, name) for name in store.stages()]
-    except ConfigError:  # what is being built may have a log all the same
+    except ConfigError:  # an unfinished build may still have a log
         return []
     files = (f"{AUX}/{JOURNAL}", f"{AUX}/{LOG}")
     return [store.peek(manifest, *files, folder=folder) / files[0] for folder, manifest in artifacts]
@@ -101,7 +101,7 @@ def _step_of(journal: Path) -> str:
 
 
 def _shown_messages(lines: list[str]) -> list[dict[str, Any]]:
-    """Events and progress; metrics, those taken back too, are for pages."""
+    """Print events and progress; metrics, including retracted ones, are shown on pages only."""
     from infra.run import messages_in
 
     return [line for line in messages_in(lines) if line["kind"] in ("event", "progress")]

@@ -1,4 +1,4 @@
-"""stemma plan: what a training needs and costs, before anything is paid for."""
+"""stemma plan: resources and cost of a training run, before any money is spent."""
 
 from __future__ import annotations
 
@@ -13,40 +13,45 @@ from cli.common.output import as_json, print_table
 
 @click.command("plan")
 @click.argument("config", type=click.Path(path_type=Path), required=False)
-@click.option("--preset", help="A model by name, e.g. gpt-1.3b.")
-@click.option("--parameters", type=float, help="Or its number of parameters, e.g. 3e9.")
+@click.option("--preset", help="Model preset, e.g. gpt-1.3b.")
+@click.option("--parameters", type=float, help="Number of parameters, e.g. 3e9, instead of a preset.")
 @click.option("--tokens", type=float, help="Tokens to train on, e.g. 20e9.")
-@click.option("--compute", type=float, metavar="FLOPS", help="Budget in FLOPs of the model.")
-@click.option("--money", type=float, metavar="USD", help="Or the budget in USD.")
-@click.option("--days", type=float, help="Or the budget in days on these devices.")
-@click.option("--gpu", help="The device, e.g. h100; see docs/planning/index.md. By default CONFIG's, or a100-80.")
+@click.option("--compute", type=float, metavar="FLOPS", help="Budget in model FLOPs.")
+@click.option("--money", type=float, metavar="USD", help="Budget in USD.")
+@click.option("--days", type=float, help="Budget in days on these devices.")
+@click.option("--gpu", help="Device, e.g. h100; see docs/planning/index.md. By default CONFIG's, or a100-80.")
 @click.option("--gpus", type=int, help="Number of devices; by default CONFIG's, or 8.")
-@click.option("--price", type=float, help="USD per device-hour; by default a range of public lists.")
-@click.option("--capital", type=float, help="USD to buy one device; by default a list price.")
+@click.option("--price", type=float, help="USD per device-hour; by default a range of public list prices.")
+@click.option("--capital", type=float, help="Purchase price of one device in USD; by default a list price.")
+@click.option("--kernels", help="plain, flash, compiled or megatron; by default as in the device's published figures.")
 @click.option(
-    "--kernels", help="plain, flash, compiled or megatron; by default that of the device's published figures."
+    "--law",
+    default="besiroglu",
+    show_default=True,
+    help="Scaling law that derives omitted values: a name or a JSON file.",
 )
-@click.option(
-    "--law", default="besiroglu", show_default=True, help="Scaling law for the values left out, or a JSON file."
-)
-@click.option("--batch-tokens", type=int, help="Tokens per optimizer step; by default GPT-3's for that size.")
+@click.option("--batch-tokens", type=int, help="Tokens per optimizer step; by default as in GPT-3 at that size.")
 @click.option("--sequence-length", type=int, help="Tokens per sequence; by default CONFIG's, or 2048.")
 @click.option("--vocabulary", type=int, help="Vocabulary size; by default the preset's.")
 @click.option("--precision", type=click.Choice(["bf16", "fp16", "fp32", "fp8"]), default="bf16", show_default=True)
-@click.option("--gbit", type=float, help="Bandwidth from a node to others, in Gbit/s.")
-@click.option("--pod", type=int, metavar="DEVICES", help="Devices per pod that --gbit connects, with --pod-gbit.")
-@click.option("--pod-gbit", type=float, help="Bandwidth from a node to other pods, in Gbit/s.")
-@click.option("--own-tokens", type=float, help="Tokens of your text; decides if training is worthwhile at all.")
+@click.option("--gbit", type=float, help="Bandwidth between nodes, in Gbit/s.")
+@click.option(
+    "--pod", type=int, metavar="DEVICES", help="Devices per pod, within which nodes have --gbit; needs --pod-gbit."
+)
+@click.option("--pod-gbit", type=float, help="Bandwidth between pods per node, in Gbit/s.")
+@click.option(
+    "--own-tokens", type=float, help="Tokens in your corpus; used to judge whether training from scratch is worthwhile."
+)
 @click.option(
     "--used-tokens",
     type=float,
-    help="Tokens per month that the model will read and write, to compare with an API's price.",
+    help="Tokens per month that the model will process, to compare its cost with an API's price.",
 )
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with curves and sliders.")
 @click.option(
     "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config that stemma check accepts."
 )
-@click.option("--rehearse", is_flag=True, help="Set the layout up without its devices, and compare memory and traffic.")
+@click.option("--rehearse", is_flag=True, help="Set up the layout without its devices, and compare memory and traffic.")
 @set_option
 @as_json
 def command(
@@ -58,20 +63,20 @@ def command(
     rehearse: bool,
     **options: Any,
 ) -> tuple[dict[str, Any], int]:
-    """Plan a pretraining: time, cost, energy, memory and layout, with ranges and their assumptions.
+    """Plan a pretraining run: time, cost, energy, memory and layout, with ranges and their assumptions.
 
-    Give two of: a size (--preset, --parameters or the model of CONFIG), --tokens and a budget (--compute, --money or
-    --days); with one, a scaling law derives the rest. CONFIG also sets tokens, batch, sequence length and devices;
-    options override it.
+    Give two of: a model size (--preset, --parameters or the model of CONFIG), --tokens, and a budget (--compute,
+    --money or --days). With only one, a scaling law derives the rest. CONFIG also sets tokens, batch, sequence length
+    and devices; options override it.
 
     \b
     stemma plan --preset gpt-1.3b --tokens 20e9 --gpu a100-80 --gpus 8
     stemma plan --money 5000 --gpu h100
     stemma plan CONFIG --gpu h100 --gpus 64
 
-    --rehearse sets up CONFIG's launch:, or the plan's layout without one, on tensors without memory: one step of the
-    training's own code, of each rank that holds other layers. A layout that cannot be set up or does not fit is
-    refused.
+    --rehearse sets up the layout of CONFIG's launch:, or that of the plan, on meta tensors and runs one step of the
+    actual training code for each rank that holds different layers. A layout that cannot be set up or does not fit is
+    rejected.
     """
     from training.planner.plan import plan, request
 
@@ -104,18 +109,20 @@ def command(
 
 
 def _merge_wishes(config: Path | None, settings: tuple[str, ...], wishes: dict[str, Any]) -> dict[str, Any]:
-    """Wishes from the options, merged with those of a config. Raises ConfigError for --set without one."""
+    """The request from the options, merged with that of a config. Raises ConfigError for --set without a config."""
     if config is None:
         if settings:
             from infra.errors import ConfigError, Problem
 
-            raise ConfigError(Problem("no_config", "--set", "expected a CONFIG whose keys it sets", "name one"))
+            raise ConfigError(
+                Problem("no_config", "--set", "--set needs a CONFIG whose keys it sets", "add the path of a config")
+            )
         return wishes
     from flows.planning.planned_config import wishes_of
 
     merged = wishes_of(config, settings_of(settings))
     if wishes.keys() & {"compute", "money", "days"}:
-        merged.pop("tokens", None)  # the budget takes the place of the duration
+        merged.pop("tokens", None)  # the budget replaces the duration
     return merged | wishes
 
 
@@ -135,7 +142,7 @@ def _print(document: dict[str, Any]) -> None:
     click.echo("\nother layouts")
     for entry in document["others"]:
         click.echo(f"  {entry['layout']}: {entry['why']}")
-    click.echo("\nwhat this rests on")
+    click.echo("\nassumptions")
     for entry in document["assumptions"]:
         click.echo(f"  {entry}")
 

@@ -1,4 +1,4 @@
-"""stemma run CONFIG: build what is missing, reuse the rest, and show how it goes."""
+"""stemma run CONFIG: build what is missing, reuse the rest, and show progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cli.pipelines.follow import following
 @selection_options
 @set_option
 @root_option
-@click.option("--verify", is_flag=True, help="Read every byte of reused artifacts, whatever their times say.")
+@click.option("--verify", is_flag=True, help="Hash every byte of reused artifacts, even if file times are unchanged.")
 @as_json
 def command(
     config: Path,
@@ -34,8 +34,8 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """Run a pipeline: build what is missing, reuse the rest.
 
-    Runs on the worker when `stemma up` runs, so that it can be watched, cancelled and retried in the page; otherwise
-    in this process. Ctrl-C cancels either.
+    If `stemma up` is running, the pipeline runs on its worker, where it can be watched, cancelled and retried in the
+    page; otherwise it runs in this process. Ctrl-C cancels either.
     """
     from flows.config.graph import graph
     from flows.config.read import load
@@ -50,7 +50,7 @@ def command(
     selection.choose(graph(pipeline))
     layout = Store(root_of(root)).layout
     journal = RunJournal(layout.runs, new_run_id())
-    location = "on the worker of stemma up" if runs_on_worker(layout.root) else "in this process, on a private server"
+    location = "on the worker of `stemma up`" if runs_on_worker(layout.root) else "in this process, on a private server"
     left = _unfinished(layout.runs, pipeline.name)
     click.echo(f"{f'continues {left}' if left else f'running {pipeline.name}'} {location}", err=True)
     debug = bool(click.get_current_context().params["debug"])
@@ -74,7 +74,7 @@ def command(
 
 
 def _unfinished(runs: Path, pipeline: str) -> str:
-    """The last run of a pipeline if it left work to continue; empty if it ended well, still runs, or there is none."""
+    """The last run of a pipeline if it left work to continue; empty if it succeeded, still runs, or there is none."""
     from flows.runs.journal import latest
 
     journal = next(latest(runs, pipeline), None)
@@ -87,7 +87,12 @@ def _unfinished(runs: Path, pipeline: str) -> str:
     return f"{pipeline} after run {journal.run_id}, which {_ENDED.get(ended, ended)}: what it built is reused,"
 
 
-_ENDED = {"cancelled": "was cancelled", "lost": "was cut off", "failed": "failed", "refused": "was refused by a gate"}
+_ENDED = {
+    "cancelled": "was cancelled",
+    "lost": "was interrupted",
+    "failed": "failed",
+    "refused": "was rejected by a gate",
+}
 
 
 def _print_summary(document: dict[str, Any]) -> None:
@@ -105,7 +110,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         row = next((row for row in document.get("stages", []) if row["stage"] == stage and row["path"]), None)
         if row:
             path = Path(row["path"]) / page
-            # What another machine made, on an object store, need not be here.
+            # An artifact that another machine uploaded to an object store may not be on this machine.
             command = f"stemma open {kind} --root {document.get('root')}"
             click.echo(f"{label} {path if path.exists() else command}")
     for label, key in (

@@ -1,4 +1,4 @@
-"""stemma status [CONFIG]: what runs, where, since when; and what is built of a pipeline."""
+"""stemma status [CONFIG]: current runs, servers and disk, and the built stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -108,19 +108,19 @@ def _print(document: dict[str, Any]) -> None:
     click.echo(f"disk:  {space['free_gb']:.0f} of {space['total_gb']:.0f} GB free; in GB: {used}")
     for service in document["services"]:
         up = f"up {service['up_s'] // 3600} h {service['up_s'] % 3600 // 60} min, since {service['since']}"
-        message = {"answers": up, "silent": f"does not answer us; {up}", "gone": "ended; `stemma up` starts it again"}
+        message = {"answers": up, "silent": f"does not answer; {up}", "gone": "ended; `stemma up` starts it again"}
         link = service["page"] or "in the background"
         click.echo(f"{service['name']:<10} {link:<56} pid {service['pid']}, {message[service['state']]}")
     if document["services"]:
-        access = "credentials asked for" if document["guarded"] else "open to this machine"
+        access = "credentials required" if document["guarded"] else "open to this machine"
         click.echo(f"database:  {document['database']}; {access}")
     else:
-        click.echo("no servers run here; `stemma up` starts them")
+        click.echo("no servers are running; `stemma up` starts them")
     lineage = document["lineage"]
     if problem := lineage["problem"]:
-        click.echo(f"MLflow:    {lineage['waiting']} messages wait for it: {Problem(**problem)}")
+        click.echo(f"MLflow:    {lineage['waiting']} messages are waiting for it: {Problem(**problem)}")
     if lineage["failed"]:
-        click.echo(f"MLflow:    {lineage['failed']} messages could not be delivered; they lie in lineage/failed")
+        click.echo(f"MLflow:    {lineage['failed']} messages could not be delivered; they are in lineage/failed")
     for problem in lineage["also"]:
         click.echo(f"trackers:  {Problem(**problem)}")
     if run := document.get("run"):

@@ -12,7 +12,7 @@ from cli.common.output import as_json, print_table
 
 @click.group("step")
 def command() -> None:
-    """Show the stages that the steps of a pipeline can use, those of installed packages too."""
+    """Show the stages that pipeline steps can use, including those of installed packages."""
 
 
 @command.command("list", short_help="List all stages with what each reads and makes.")
@@ -27,7 +27,7 @@ def list_stages(as_json: bool) -> tuple[dict[str, Any], int]:
         columns = {"stage": "stage", "reads": "reads", "makes": "makes", "about": "about"}
         has_packages = any(row["package"] for row in rows)
         print_table(shown, {**columns, **({"package": "package"} if has_packages else {})})
-        click.echo("\nstemma step show STAGE prints the keys of one, and a config to begin from")
+        click.echo("\nstemma step show STAGE prints the keys of a stage and a minimal config")
     return {"status": "done", "stages": rows}, 0
 
 

@@ -1,4 +1,4 @@
-"""stemma sweep CONFIG: runs over values of config keys, side by side, each sharing what it can with the others."""
+"""stemma sweep CONFIG: runs over values of config keys, which share every artifact they can."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ from cli.common.output import as_json, print_problems, print_table
     help="Named settings to compare with the unchanged config.",
 )
 @click.option(
-    "--ablations", type=click.Path(path_type=Path, dir_okay=False), help="Or a YAML file {NAME: {KEY: VALUE}}."
+    "--ablations", type=click.Path(path_type=Path, dir_okay=False), help="YAML file of ablations, {NAME: {KEY: VALUE}}."
 )
 @click.option(
-    "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs per setting, each with another seed."
+    "--seeds",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Runs per setting, each with a different seed.",
 )
-@click.option("--measure", default="", metavar="STEP.FIGURE", help="Figure to compare; by default the training loss.")
-@click.option("--maximise/--minimise", default=None, help="Direction of the figure; by default derived from its name.")
+@click.option("--measure", default="", metavar="STEP.FIGURE", help="Metric to compare; by default the training loss.")
+@click.option("--maximise/--minimise", default=None, help="Direction of the metric; by default derived from its name.")
 @click.option(
     "--sampler", type=click.Choice(["grid", "random", "tpe"]), help="grid for lists, tpe (Optuna's) for ranges."
 )
@@ -40,7 +44,7 @@ from cli.common.output import as_json, print_problems, print_table
     type=click.Choice(["none", "median", "hyperband"]),
     default="none",
     show_default=True,
-    help="Stops drawn trials early if their intermediate validation is poor.",
+    help="Stop drawn trials early if their intermediate validation is poor.",
 )
 @click.option("--law", is_flag=True, help="Fit a scaling law to sizes and durations, and predict the largest run.")
 @click.option("--at-once", type=click.IntRange(1), default=1, show_default=True, help="Trials to run in parallel.")
@@ -87,7 +91,7 @@ def command(
     if law:
         check(sweep)
     folder = root_of(root)
-    say_local(folder, "the trials of this sweep are noted down")
+    say_local(folder, "the trials of this sweep are recorded")
     document = whole_sweep(sweep, Store(folder), at_once, law, page, partial(click.echo, err=True))
     if not as_json:
         _print(document)
@@ -95,7 +99,7 @@ def command(
 
 
 def _by_name(pairs: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Ablations by name. Raises ConfigError for a name that two of them have: one would be left out."""
+    """Ablations by name. Raises ConfigError for a name that is used twice."""
     from infra.errors import ConfigError, Problem
 
     names = [name for name, _ in pairs]
@@ -108,7 +112,7 @@ def _by_name(pairs: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, Any
 
 
 def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
-    """Ablations from a YAML file. Raises ConfigError for one of another form."""
+    """Ablations from a YAML file. Raises ConfigError if it has another form."""
     if path is None:
         return {}
     from flows.config.read import read_yaml
@@ -118,7 +122,7 @@ def _of_file(path: Path | None) -> dict[str, dict[str, Any]]:
     bad = [name for name, ablation in content.items() if not isinstance(ablation, dict) or not ablation]
     if bad:
         fix = "{NAME: {KEY: VALUE}}, such as {no clipping: {pretrain.optimizer.gradient_clip: 1e9}}"
-        raise ConfigError(Problem("bad_ablation", f"{path}: {bad[0]}", "a mapping of settings was expected", fix))
+        raise ConfigError(Problem("bad_ablation", f"{path}: {bad[0]}", "expected a mapping of settings", fix))
     return {str(name): ablation for name, ablation in content.items()}
 
 
@@ -142,7 +146,7 @@ def _print(document: dict[str, Any]) -> None:
     columns = {"name": "settings", "mean": document["measure"], "sd": "sd", "span": "95 % interval", "status": ""}
     print_table(rows, columns)
     if document["ablations"]:
-        click.echo("\nless the base, same seeds")
+        click.echo("\nminus the base, with the same seeds")
         table = [
             {
                 **row,

@@ -1,1 +1,1 @@
-"""Commands about what stays up: the servers and the worker, deployments, and the pages."""
+"""Commands for long-running services: servers and worker, deployments, and pages."""

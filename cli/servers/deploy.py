@@ -1,4 +1,4 @@
-"""stemma deploy, schedule, pause and resume CONFIG: a pipeline in the Prefect page, and when it runs by itself."""
+"""stemma deploy, schedule, pause and resume CONFIG: a pipeline on the Prefect page, and its schedule."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cli.common.progress import working
 @click.command("deploy")
 @CONFIG
 @click.option("--cron", help='Schedule of the pipeline, e.g. "0 2 * * *".')
-@click.option("--timezone", help="An IANA name such as Europe/Berlin; UTC by default.")
+@click.option("--timezone", help="IANA time zone such as Europe/Berlin; UTC by default.")
 @click.option(
     "--overlap",
     type=click.Choice(["queue", "skip"]),
-    help="If a run is due while another of this pipeline is running: queue it (the default) or skip it.",
+    help="If a run is due while another run of this pipeline is active: queue it (the default) or skip it.",
 )
 @click.option(
     "--catch-up",
@@ -37,15 +37,15 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Put a pipeline on the Prefect page: `<pipeline>/pipeline`, and `<pipeline>/<stage>` with the stage's config as
-    a form, and `<pipeline>/sweep`. Needs `stemma up`. Without --cron the schedule is left unchanged.
+    """Deploy a pipeline to the Prefect page: `<pipeline>/pipeline`, `<pipeline>/<stage>` with the stage's config as a
+    form, and `<pipeline>/sweep`. Needs `stemma up`. Without --cron, the schedule is left unchanged.
     """
     from flows.config.read import load
     from infra.servers.settings import prefect_page
     from infra.store.roots import shown_root
 
     if cron is None and (timezone or overlap or catch_up):
-        raise click.UsageError('--timezone, --overlap and --catch-up belong to a --cron, e.g. --cron "0 2 * * *"')
+        raise click.UsageError('--timezone, --overlap and --catch-up need --cron, e.g. --cron "0 2 * * *"')
     pipeline = load(config, root=lambda: root_of(root))
     folder = root_of(root)
     # Prefect reads its settings when it is first imported.
@@ -70,7 +70,7 @@ def command(
     schedules = schedule_rows(pipeline.name)
     if not as_json:
         click.echo(f"{pipeline.name}: {deployments[0]['url']}")
-        click.echo(f"its {len(deployed) - 2} stages, and sweeps of it: {page}/deployments")
+        click.echo(f"its {len(deployed) - 2} stages and its sweeps: {page}/deployments")
         _print_schedules(schedules)
     document = {
         "status": "done",
@@ -87,7 +87,7 @@ def command(
 @root_option
 @as_json
 def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """When the pipeline next runs by itself, and by which rules. `stemma deploy --cron` makes a schedule."""
+    """Show the schedule of the pipeline and its next runs. `stemma deploy --cron` creates a schedule."""
     return _set_active(config, root, None, as_json)
 
 
@@ -96,7 +96,7 @@ def schedule(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, A
 @root_option
 @as_json
 def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Keep the pipeline from running by itself. A run in progress is not stopped; `stemma run` still works."""
+    """Pause the pipeline's schedule. A run in progress is not stopped; `stemma run` still works."""
     return _set_active(config, root, False, as_json)
 
 
@@ -105,7 +105,7 @@ def pause(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any]
 @root_option
 @as_json
 def resume(config: Path, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Let the pipeline run by itself again, from its next date on."""
+    """Resume the pipeline's schedule, from its next date on."""
     return _set_active(config, root, True, as_json)
 
 

@@ -1,4 +1,4 @@
-"""stemma open [WHAT]: a page of the newest run in the browser: report, corpus report, card, or the servers' pages."""
+"""stemma open [WHAT]: open the newest report, corpus report, model card, or a server's page in the browser."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SERVERS = ("page", "prefect", "mlflow")
 
 @click.command("open")
 @click.argument("what", type=click.Choice([*PAGES, *SERVERS]), default="report")
-@click.option("--print", "only_print", is_flag=True, help="Print where it is; open nothing.")
+@click.option("--print", "only_print", is_flag=True, help="Print the location without opening it.")
 @root_option
 @as_json
 def command(what: str, only_print: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Open the newest report in the browser, or what WHAT names: the corpus report, the model card, a server's page.
+    """Open the newest report in the browser, or WHAT: the corpus report, the model card, a server's page.
 
-    Prints where it is too. With --json, and where there is no screen, it opens nothing. `stemma open page` needs no
-    servers: where none runs, it serves the page of the store until Ctrl-C.
+    Also prints its location. With --json, or without a display, nothing is opened. `stemma open page` needs no
+    servers: if none is running, it serves the store's page until Ctrl-C.
     """
     import os
     import webbrowser
@@ -53,7 +53,7 @@ def _page(kind: str, root: Path) -> Path:
     stage, file = PAGES[kind]
     store = Store(root, reading=True)
     if stage not in store.stages():
-        fix = f"run a pipeline with the section {stage}:, or name another --root"
+        fix = f"run a pipeline with the section {stage}:, or choose another --root"
         raise ConfigError(Problem("no_page", kind, f"no {stage} was built in {store.place}", fix))
     return opened(store, stage)[0] / file
 
@@ -68,7 +68,7 @@ def _server(kind: str, root: Path) -> str:
 
 
 def _answering(kind: str, root: Path) -> str:
-    """Return the address of a server of the store that answers; "" if there is none."""
+    """Return the URL of a running server of the store; "" if there is none."""
     from infra.servers.services import states
     from infra.servers.settings import settings_of
 
@@ -96,7 +96,7 @@ def _serve_page(root: Path) -> None:
         def open_it() -> None:
             while not answers(f"{url}/health"):
                 time.sleep(0.1)
-            click.echo(f"{url}  (Ctrl-C ends it)")
+            click.echo(f"{url}  (Ctrl-C stops it)")
             if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
                 webbrowser.open(url)
 

@@ -7,25 +7,26 @@ from typing import Any
 
 import click
 
-from cli.common.options import root_of, root_option
+from cli.common.options import host_option, port_option, root_of, root_option
 from cli.common.output import as_json, print_warnings
 from infra.errors import Problem
 
 
 @click.command("up")
 @root_option
-@click.option("--prefect-port", type=click.IntRange(1, 65535), help="By default 4200, or the next free one.")
-@click.option("--mlflow-port", type=click.IntRange(1, 65535), help="By default 5000, or the next free one.")
-@click.option("--host", help="The address to listen on; another than loopback needs $STEMMA_AUTH.")
+@port_option("--prefect-port", 4200)
+@port_option("--mlflow-port", 5000)
+@host_option
 @click.option(
     "--keep-days",
     type=click.IntRange(0),
-    help="Days after which a run is forgotten, unless something it built is in the store; 30 by default, 0: never.",
+    help="Days after which a run is removed from the history, unless an artifact that it built is still in the store. "
+    "30 by default; 0: never.",
 )
 @click.option(
     "--keep-runs",
     type=click.IntRange(0),
-    help="Number of such runs of a pipeline that are kept; 500 by default.",
+    help="Maximum number of such runs to keep per pipeline; 500 by default.",
 )
 @as_json
 def command(
@@ -39,11 +40,11 @@ def command(
 ) -> tuple[dict[str, Any], int]:
     """Start the Prefect server, the MLflow server, a worker and the lineage relay, and wait until they answer.
 
-    Starts only what does not run yet, with the settings of last time: after a reboot, run it again.
+    Starts only what is not running yet, with the previous settings: after a reboot, run it again.
 
     \b
-    STEMMA_AUTH=user:password            both pages and APIs ask for it
-    STEMMA_DATABASE_URL=postgresql://…   Prefect, MLflow and the store's leases are there, not in SQLite
+    STEMMA_AUTH=user:password            credentials that pages and APIs require
+    STEMMA_DATABASE_URL=postgresql://…   database of Prefect, MLflow and the store's leases, instead of SQLite
     """
     from infra.servers.environment import environment
     from infra.servers.services import up
@@ -75,7 +76,7 @@ def command(
         "this_machine": [problem.as_json() for problem in unfit],
     }
     if not as_json:
-        # The page comes first: it is the one to open.
+        # The page comes first: it is what users open.
         for service in sorted(services, key=lambda service: service.name != "page"):
             link = settings.page_of(service.url) or "in the background"
             click.echo(f"{service.name:<10} {link:<56} pid {service.pid}")
@@ -97,7 +98,7 @@ def _worker_problems() -> list[Problem]:
 @root_option
 @as_json
 def down(root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Stop what `stemma up` started for this store. Their data stays on disk."""
+    """Stop the services that `stemma up` started for this store. Their data stays on disk."""
     from infra.servers import services
     from infra.store.roots import shown_root
 

@@ -1,1 +1,1 @@
-"""Commands about artifacts: list, verify, trace, adopt, collect."""
+"""Commands for artifacts: list, verify, trace, import, collect garbage."""

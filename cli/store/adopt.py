@@ -14,7 +14,7 @@ from cli.common.output import as_json
 @click.command("adopt")
 @click.argument("stage")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--note", default="", help="Origin of the artifact, recorded in its lineage.")
+@click.option("--note", default="", help="Origin of the artifact, to record in its lineage.")
 @root_option
 @as_json
 def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
@@ -31,8 +31,8 @@ def command(stage: str, folder: Path, note: str, root: str | None, as_json: bool
     target, manifest, new = adopt(store, stage, folder, note)
     lines = f'adopted:\n  {stage}: "{manifest.fingerprint}"'
     if not as_json:
-        message = "copied in as" if new else "was there already:"
-        click.echo(f"{message} {store.location(manifest)}\n\nin the config:\n\n{lines}")
+        message = "imported as" if new else "already in the store:"
+        click.echo(f"{message} {store.location(manifest)}\n\nadd to the config:\n\n{lines}")
     document = {
         "status": "done",
         "root": store.place,

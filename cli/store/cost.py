@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @root_option
 @as_json
 def command(target: str | None, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Cost of MODEL and all that it descends from, or of RUN, and the use of its devices' time.
+    """Show the cost of MODEL and all of its ancestors, or of RUN, and how device time was used.
 
-    MODEL is any artifact, as for `stemma lineage`. RUN is the id of a run, as `stemma ls runs` lists it; by default the
-    newest run. Artifacts of versions that kept no record are listed as unknown.
+    MODEL is any artifact, as for `stemma lineage`. RUN is the id of a run, as listed by `stemma ls runs`; by default
+    the newest run. Artifacts built by versions that kept no record are listed as unknown.
     """
     from infra.store.store import Store
 
@@ -32,7 +32,7 @@ def command(target: str | None, root: str | None, as_json: bool) -> tuple[dict[s
     if target is None:
         folders = sorted(folder.name for folder in runs.iterdir()) if runs.is_dir() else []
         if not folders:
-            raise click.UsageError(f"There is no run in {store.place}: name an artifact.")
+            raise click.UsageError(f"there is no run in {store.place}: give an artifact")
         target = folders[-1]
     if (runs / target).is_dir() and "/" not in target:
         return _of_run(store, target, as_json)
@@ -46,7 +46,7 @@ def _of_run(store: Store, run_id: str, as_json: bool) -> tuple[dict[str, Any], i
     document: dict[str, Any] = {"status": "done", "root": store.place, "kind": "run", "run_id": run_id}
     if ledger is None:
         if not as_json:
-            click.echo(f"the cost of run {run_id} is unknown: a version made it that kept no record of time")
+            click.echo(f"the cost of run {run_id} is unknown: the version that ran it kept no record of time")
         return {**document, "known": False, "account": None, "stages": {}}, 0
     if not as_json:
         click.echo(f"run {run_id} of {ledger.pipeline}, {ledger.wall_s:,.1f} s\n")
@@ -70,7 +70,7 @@ def _of_artifact(store: Store, target: str, as_json: bool) -> tuple[dict[str, An
     folder, manifest = resolve(store, target)
     cost = cost_over_ancestors(store, folder, manifest)
     if not as_json:
-        click.echo(f"{manifest.stage}/{manifest.fingerprint[:8]} and the {len(cost.costs) - 1} that it descends from\n")
+        click.echo(f"{manifest.stage}/{manifest.fingerprint[:8]} and its {len(cost.costs) - 1} ancestors\n")
         if cost.is_known:
             _print_account(cost.account)
         else:

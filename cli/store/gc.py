@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--pin", metavar="ARTIFACT", multiple=True, help="Keep this artifact and all of its ancestors.")
 @click.option("--unpin", metavar="ARTIFACT", multiple=True, help="Remove a pin.")
 @click.option("--adopted", is_flag=True, help="Also remove imported artifacts.")
-@click.option("--states", is_flag=True, help="Also remove kept training states of artifacts that stay.")
+@click.option("--states", is_flag=True, help="Also remove saved training states of artifacts that are kept.")
 @root_option
 @as_json
 def command(
@@ -33,20 +34,21 @@ def command(
     root: str | None,
     as_json: bool,
 ) -> tuple[dict[str, Any], int]:
-    """Show what no pipeline's newest run, registered model or pin needs; with --yes, remove it.
+    """List artifacts that no pipeline's newest run, registered model or pin needs; with --yes, remove them.
 
-    What a needed artifact descends from is needed too. Nothing is removed while a run uses it. The records of runs go
-    as they do at the end of a run, see `stemma up --keep-days`.
+    Ancestors of a needed artifact are needed too. Nothing that a run is using is removed. Records of old runs are
+    removed as at the end of a run, see `stemma up --keep-days`. Exported models stay: remove them by hand.
     """
     from flows.runs.garbage import STALE_S, Pins, refuse_if_unsure, remove, remove_states, survey
     from flows.runs.retention import forget, forgettable
     from infra.store.at_work import nobody_at_work
+    from infra.store.layout import EXPORTS
     from infra.store.roots import refuse_url
     from infra.store.store import Store
 
     folder = root_of(root)
     if states:
-        refuse_url(folder, "stemma gc --states", "leave --states out: states go with their artifacts")
+        refuse_url(folder, "stemma gc --states", "leave --states out: states are removed with their artifacts")
     # Pins and removals concern existing artifacts: they never create a store.
     store = Store(folder, reading=True)
     _set_pins(store, Pins(store.root), pin, unpin)
@@ -73,14 +75,19 @@ def command(
         for item in garbage
     ]
     total = sum(item.bytes for item in garbage if not yes or item.id in removed)
+    exports = list(_exports(store.root / EXPORTS))
     if not as_json:
         rows = [{**row, "MB": f"{row['bytes'] / 1e6:.1f}"} for row in garbage_rows]
         if rows:
             print_table(rows, {"artifact": "artifact", "MB": "MB", "reason": "reason"})
             click.echo()
-        did = "removed" if yes else "to be removed by --yes"
+        did = "removed" if yes else "would be removed with --yes"
         count = len(removed) if yes else len(garbage)
         click.echo(f"{count} {did}, {total / 1e6:.1f} MB; {len(surveyed.needed)} artifacts are needed")
+        if exports:
+            size = sum(row["bytes"] for row in exports)
+            models = f"{len(exports)} exported model{'s' * (len(exports) > 1)}"
+            click.echo(f"{models} in {store.root / EXPORTS}, {size / 1e6:.1f} MB: not removed, they are yours")
         print_problems(surveyed.problems)
     document = {
         "status": "failed" if surveyed.problems else "done",
@@ -89,13 +96,21 @@ def command(
         "bytes": total,
         "garbage": garbage_rows,
         "needed": [{"artifact": name, "reason": reason} for name, reason in sorted(surveyed.needed.items())],
+        "exports": exports,
         "pins": Pins(store.root).read(),
     }
     return document, 1 if surveyed.problems else 0
 
 
+def _exports(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield path and bytes of each exported model."""
+    for export in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with suppress(FileNotFoundError):
+            yield {"path": str(export), "bytes": sum(path.lstat().st_size for path in export.rglob("*"))}
+
+
 def _of_runs(journals: Iterable[RunJournal]) -> Iterator[Garbage]:
-    """Yield the folders of runs, without those that the end of a run has removed meanwhile."""
+    """Yield the folders of runs, except those that the end of another run has removed meanwhile."""
     from flows.runs.garbage import Garbage
 
     for journal in journals:

@@ -1,4 +1,4 @@
-"""stemma lineage ARTIFACT: what an artifact descends from, or what descends from it."""
+"""stemma lineage ARTIFACT: the ancestors or descendants of an artifact."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 def command(
     artifact: str | None, direction: str, form: str, rebuild: bool, root: str | None, as_json: bool
 ) -> tuple[dict[str, Any], int]:
-    """The lineage of ARTIFACT, from the manifests in the store alone.
+    """Show the lineage of ARTIFACT, read from the manifests in the store.
 
-    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique prefix of it, or STAGE for its newest. With --down it may be
-    a file outside the store too, by its path or SHA-256: every artifact, model and score that descends from its bytes.
+    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique prefix of it, or STAGE for its newest artifact. With --down it
+    may also be a file outside the store, by its path or SHA-256: every artifact, model and score that descends from
+    its bytes is listed.
     """
     if rebuild and artifact is not None:
-        raise click.UsageError("--rebuild takes no ARTIFACT: it is about the whole store.")
+        raise click.UsageError("--rebuild takes no ARTIFACT: it applies to the whole store.")
     if rebuild:
         return _rebuild(root_of(root), as_json)
     if artifact is None:
@@ -100,13 +101,13 @@ def _descendants(store: Store, text: str) -> LineageGraph:
     try:
         return descent(store, artifact_member(store, *resolve(store, text)))
     except ConfigError as error:
-        # No artifact: the file may be gone by now, or be given by its hash.
+        # Not an artifact: a file, which may be gone by now, or its hash.
         is_hash = len(text) == 64 and set(text.lower()) <= set("0123456789abcdef")
         graph = descent(store, file_member("", text.lower()) if is_hash else file_member(str(path), ""))
         if len(graph.members) > 1:
             return graph
         if is_hash:
             raise ConfigError(
-                Problem("unknown_source", text, "nothing in this store was made from these bytes")
+                Problem("unknown_source", text, "no artifact in this store descends from these bytes")
             ) from None
         raise error

@@ -15,13 +15,13 @@ SHOWN = 10
 
 @click.command("ls")
 @click.argument("kind", type=click.Choice(["runs", "models", "artifacts"]), required=False)
-@click.option("--all", "all_rows", is_flag=True, help=f"All of them; otherwise the {SHOWN} newest of each.")
+@click.option("--all", "all_rows", is_flag=True, help=f"List all; otherwise the {SHOWN} newest of each.")
 @root_option
 @as_json
 def command(kind: str | None, all_rows: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """List what the store holds, newest first, with what came out: runs and models, or what KIND names.
+    """List runs and models in the store, or KIND, newest first, with their results.
 
-    With --json always all of them, with all figures.
+    With --json, all rows with all figures are listed.
     """
     from flows.runs import listing
     from infra.store.store import Store

@@ -14,7 +14,7 @@ ORIGINS_SHOWN = 4
 
 
 def print_tree(document: Mapping[str, Any], *, down: bool) -> None:
-    """Prints the nodes below the first one; a node that was printed further up is only named."""
+    """Print the nodes below the first one. A node that was printed further up is only named."""
     from rich.console import Console
     from rich.tree import Tree
 
@@ -66,7 +66,7 @@ def _label(node: Mapping[str, Any]) -> str:
     from rich.markup import escape
 
     if node["kind"] == "gone":
-        return f"{_name(node)} [red]is not in the store any more[/red] (content {node['digest'][:8]})"
+        return f"{_name(node)} [red]is no longer in the store[/red] (content {node['digest'][:8]})"
     if node["kind"] == "artifact":
         return f"{_name(node)}  {escape(node['headline'])}".rstrip()
     count = len(node["files"])

@@ -1,4 +1,4 @@
-"""stemma verify ARTIFACT: every byte of an artifact, or of its whole ancestry, hashed again."""
+"""stemma verify ARTIFACT: hash every byte of an artifact, or of all its ancestors too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cli.common.output import as_json, print_problems
 
 @click.command("verify")
 @click.argument("artifact", shell_complete=artifacts)
-@click.option("--ancestry", is_flag=True, help="Also everything that it descends from.")
+@click.option("--ancestry", is_flag=True, help="Also verify all ancestors.")
 @root_option
 @as_json
 def command(artifact: str, ancestry: bool, root: str | None, as_json: bool) -> tuple[dict[str, Any], int]:
-    """Read every byte of ARTIFACT and name every file that differs from its manifest, is missing, or is in none.
+    """Hash every byte of ARTIFACT and report every file that differs from its manifest, is missing or is not listed.
 
-    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique beginning of it, or STAGE for its newest.
+    ARTIFACT is a folder, STAGE/FINGERPRINT or a unique prefix of it, or STAGE for its newest artifact.
     """
     from infra.errors import Problem
     from infra.store.ancestry import LineageGraph, artifact_member, missing
@@ -37,9 +37,7 @@ def command(artifact: str, ancestry: bool, root: str | None, as_json: bool) -> t
         assert member.folder and member.manifest
         differences = store.verify(member.folder, member.manifest)
         remedy = f"stemma adopt {member.manifest.stage} FOLDER" if member.manifest.adopted else "stemma run CONFIG"
-        problems += [
-            Problem("difference", str(item.path), item.what, f"{remedy} makes it whole") for item in differences
-        ]
+        problems += [Problem("difference", str(item.path), item.what, f"{remedy} restores it") for item in differences]
         rows.append(
             {
                 "artifact": member.id,
@@ -49,10 +47,10 @@ def command(artifact: str, ancestry: bool, root: str | None, as_json: bool) -> t
             }
         )
         if not as_json:
-            message = f"{len(differences)} differ" if differences else "whole"
+            message = f"{len(differences)} differ" if differences else "intact"
             click.echo(f"{member.id:<44} {rows[-1]['files']:>5} files {rows[-1]['bytes'] / 1e6:>10.1f} MB  {message}")
     for member, item in missing(store, graph):
-        problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG builds it again"))
+        problems.append(Problem("difference", str(item.path), item.what, "stemma run CONFIG rebuilds it"))
         rows.append(
             {
                 "artifact": member.id,

@@ -12,8 +12,8 @@ from infra.io.sources import Source, SourcePath, expand
 
 
 class ClassifyConfig(StageConfig):
-    """Scores documents by a sequence classifier, such as those of FineWeb-Edu (Penedo et al., 2024), and keeps those
-    above a score or the best share of them. Without either all stay, with their scores."""
+    """Scores documents with a sequence classifier, such as those of FineWeb-Edu (Penedo et al., 2024), and keeps the
+    documents above a score or the best share of them. Without either, all are kept with their scores."""
 
     model: SourcePath = outside_identity(examples=["models/quality-classifier"])
     """Folder of a Hugging Face sequence classifier. Its bytes are part of the identity."""
@@ -21,20 +21,21 @@ class ClassifyConfig(StageConfig):
     """The label whose score counts, as in the model's config; null for a model with a single output."""
     output: Literal["auto", "probability", "raw"] = "auto"
     """probability: softmax over the labels, or a sigmoid each where the model's problem_type is
-    multi_label_classification. raw: the number that the model gives, as of regressions and reward models. auto: raw for
-    a single output, else probability."""
+    multi_label_classification. raw: the model's output value, for regressions and reward models. auto: raw for a single
+    output, else probability."""
     name: str = Field("quality", pattern="^[a-z][a-z0-9_]*$", max_length=40)
     """Name of the score in the documents' metadata, under `scores`."""
     min_score: float | None = None
-    """Smallest score of a document that stays."""
+    """Minimum score of a document to keep."""
     top_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the scored documents that stays, the best ones; ties at its end all stay."""
+    """Share of the scored documents to keep, the best ones; ties at the boundary are all kept."""
     from_sources: tuple[str, ...] | None = None
-    """Names of the sources whose documents are scored; those of others stay without a score. null: all."""
+    """Names of the sources whose documents are scored; documents of other sources are kept without a score. null: all.
+    """
     max_tokens: int = Field(512, ge=8)
-    """Tokens of a document that are looked at, from its beginning; fewer where the model has fewer positions."""
+    """Maximum number of tokens read from the beginning of a document; fewer if the model has fewer positions."""
     batch_documents: int = outside_identity(32, ge=1)
-    """Documents that are computed at once; scores change by rounding."""
+    """Documents per forward pass; scores change by rounding."""
 
     @model_validator(mode="after")
     def _can_be_done(self) -> ClassifyConfig:

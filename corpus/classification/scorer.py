@@ -36,7 +36,7 @@ class SequenceScorer:
             raise
         except (OSError, ValueError, KeyError, ImportError) as error:
             message = f"{folder} cannot be read as a sequence classifier: {shortened(str(error))}"
-            raise stage_error("no_classifier", WHERE, message, "name the folder of one") from error
+            raise stage_error("no_classifier", WHERE, message, "give the folder of such a model") from error
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         self._model = model.eval().to(self.device)
         self._label = _label_of(config, model.config)
@@ -75,7 +75,9 @@ class SequenceScorer:
                     logits = torch.sigmoid(logits) if self._sigmoid else torch.softmax(logits, dim=-1)
                 if not bool(logits.isfinite().all()):
                     message = "expected finite scores, found NaN or infinity"
-                    raise stage_error("bad_scores", WHERE, message, "look at the model's weights; some need float32")
+                    raise stage_error(
+                        "bad_scores", WHERE, message, "check the model's weights; some models need float32"
+                    )
                 scores[[places[number] for number in filled]] = logits[:, self._label].cpu().numpy()
         return scores
 
@@ -88,4 +90,4 @@ def _label_of(config: ClassifyConfig, model: Any) -> int:
         return labels[config.label]
     listed = ", ".join(labels)
     message = f"expected one of the labels {listed}" + (f", not {config.label}" if config.label else "")
-    raise stage_error("unknown_label", "classify.label", message, "name the one whose score counts")
+    raise stage_error("unknown_label", "classify.label", message, "set label to the one whose score counts")

@@ -18,23 +18,23 @@ class GopherQualityConfig(Config):
     Filtering". Words are those of spaCy's English tokenizer, as in datatrove. null turns a rule off."""
 
     min_words: int | None = Field(50, ge=1)
-    """Fewest words that are not only punctuation."""
+    """Minimum number of words that are not only punctuation."""
     max_words: int | None = Field(100_000, ge=1)
-    """Most words that are not only punctuation."""
+    """Maximum number of words that are not only punctuation."""
     min_mean_word_length: float | None = Field(3, gt=0)
-    """Smallest mean length of such words, in characters."""
+    """Minimum mean length of such words, in characters."""
     max_mean_word_length: float | None = Field(10, gt=0)
-    """Largest mean length of such words, in characters."""
+    """Maximum mean length of such words, in characters."""
     max_symbol_word_ratio: Share | None = 0.1
-    """Largest ratio of hash signs, and of ellipses, to words."""
+    """Maximum ratio of hash signs, and of ellipses, to words."""
     max_bullet_line_share: Share | None = 0.9
-    """Largest share of lines that open with a bullet point."""
+    """Maximum share of lines that begin with a bullet point."""
     max_ellipsis_line_share: Share | None = 0.3
-    """Largest share of lines that end with an ellipsis."""
+    """Maximum share of lines that end with an ellipsis."""
     min_alphabetic_word_share: Share | None = 0.8
-    """Smallest share of words with a letter in them."""
+    """Minimum share of words that contain a letter."""
     min_stop_words: int | None = Field(2, ge=1)
-    """Fewest different ones of the stop words."""
+    """Minimum number of different stop words."""
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
     """Words as in the text, case-sensitive; a list in another language adapts the rule to it. At most
     64."""
@@ -59,17 +59,17 @@ class GopherRepetitionConfig(Config):
     """Rae et al., 2021, A1.1, "Repetition Removal", table A1. null turns a rule off."""
 
     max_repeated_line_share: Share | None = 0.3
-    """Largest share of lines that occurred before in the same text."""
+    """Maximum share of lines that occurred before in the same text."""
     max_repeated_paragraph_share: Share | None = 0.3
-    """Largest share of paragraphs, which blank lines separate, that occurred before in the same text."""
+    """Maximum share of paragraphs, separated by blank lines, that occurred before in the same text."""
     max_repeated_line_character_share: Share | None = 0.2
-    """Largest share of the characters that lie in such lines."""
+    """Maximum share of characters in such lines."""
     max_repeated_paragraph_character_share: Share | None = 0.2
-    """Largest share of the characters that lie in such paragraphs."""
+    """Maximum share of characters in such paragraphs."""
     most_common_ngrams: NGramLimits = ((2, 0.20), (3, 0.18), (4, 0.16))
-    """Pairs [n, share]: largest share of the characters that lie in the most common row of n words."""
+    """Pairs [n, share]: maximum share of characters in the most common n-gram of words."""
     repeated_ngrams: NGramLimits = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
-    """Pairs [n, share]: largest share of the characters that lie in rows of n words that occurred before."""
+    """Pairs [n, share]: maximum share of characters in word n-grams that occurred before."""
 
 
 class C4Config(Config):
@@ -77,13 +77,13 @@ class C4Config(Config):
     lines that are no sentences are taken out of a document. Meant for web pages. null turns a rule off."""
 
     line_ends: tuple[str, ...] = (".", "?", "!", '"', "'")
-    """Characters that a line must end with; an ellipsis does not count. [] takes any line, as FineWeb does."""
+    """Characters that a line must end with; an ellipsis does not count. [] accepts any line, as FineWeb does."""
     min_words_in_line: int | None = Field(3, ge=1)
-    """Lines of fewer words, counted by the spaces, are taken out. The paper has 5 at first, 3 in its last version."""
+    """Lines with fewer words, counted by spaces, are removed. The paper has 5 at first, 3 in its last version."""
     max_word_length: int | None = Field(1000, ge=1)
-    """Lines with a longer word are taken out; in the code published with C4, not in the paper."""
+    """Lines with a longer word are removed; in the code published with C4, not in the paper."""
     line_words: tuple[str, ...] = ("javascript",)
-    """Lines that contain one of these, in any case, are taken out."""
+    """Lines that contain one of these words, in any case, are removed."""
     line_phrases: tuple[str, ...] = (
         "terms of use",
         "privacy policy",
@@ -94,13 +94,13 @@ class C4Config(Config):
     )
     """The same for notes on policies; in the code published with C4, not in the paper."""
     remove_citations: bool = True
-    """Take the marks [1], [edit] and [citation needed] of Wikipedia out of lines."""
+    """Remove Wikipedia's marks [1], [edit] and [citation needed] from lines."""
     drop_lorem_ipsum: bool = True
-    """Drop documents with "lorem ipsum" in a line that would stay."""
+    """Drop documents with "lorem ipsum" in a remaining line."""
     drop_curly_bracket: bool = True
-    """Drop documents with a curly bracket in a line that would stay: most are code."""
+    """Drop documents with a curly bracket in a remaining line: most are code."""
     min_sentences: int | None = Field(5, ge=1)
-    """Fewest sentences in what is left: 3 in the paper's last version, 5 in its first and in datatrove."""
+    """Minimum number of sentences that remain: 3 in the paper's last version, 5 in its first and in datatrove."""
 
     @model_validator(mode="after")
     def _words_fit(self) -> C4Config:
@@ -118,23 +118,23 @@ class FineWebConfig(Config):
     web pages; looks at what C4's rules left. null turns a rule off."""
 
     min_ended_line_share: Share | None = 0.12
-    """Smallest share of lines that end with a mark that ends a sentence."""
+    """Minimum share of lines that end with a sentence-ending mark."""
     max_short_line_share: Share | None = 0.67
-    """Largest share of lines of at most `short_line_length` characters."""
+    """Maximum share of lines of at most `short_line_length` characters."""
     short_line_length: int = Field(30, ge=1)
     """Longest line, in characters, that counts as short; 30 in the paper and in the code published with it."""
     max_repeated_line_character_share: Share | None = 0.01
-    """Largest share of the characters that lie in lines that occurred before in the same text; 0.1 in the paper, 0.01
-    in the code published with it (datatrove)."""
+    """Maximum share of characters in lines that occurred before in the same text; 0.1 in the paper, 0.01 in the code
+    published with it (datatrove)."""
     max_lines_per_word: float | None = Field(0.3, ge=0)
-    """Largest ratio of newlines to words; in the code published with FineWeb (datatrove)."""
+    """Maximum ratio of newlines to words; in the code published with FineWeb (datatrove)."""
 
 
 class PersonalDataKind(Config):
     """Action for one kind of personal data, and the replacement if it is masked."""
 
     action: Literal["mask", "drop", "keep"] = "mask"
-    """mask puts the replacement in its place, drop drops the document, keep leaves it."""
+    """mask replaces it, drop drops the document, keep leaves it unchanged."""
     replacement: str
 
 
@@ -184,8 +184,8 @@ class LanguageConfig(Config):
     keep_by_source: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """The same for single sources, by their names, instead of `keep`."""
     min_confidence: Share = 0.65
-    """Smallest probability: below it the language counts as unknown, and with a list to keep the document is dropped.
-    FineWeb (Penedo et al., 2024) has 0.65, with another model."""
+    """Minimum probability: below it the language counts as unknown and, with `keep`, the document is dropped. FineWeb
+    (Penedo et al., 2024) uses 0.65, with another model."""
 
 
 class ClassifierConfig(Config):
@@ -194,28 +194,28 @@ class ClassifierConfig(Config):
     2022, Galactica). It becomes part of the artifact."""
 
     good: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of the sources (`ingest.read`, `name`) whose documents are what is wanted, e.g. [wikipedia, books]."""
+    """Names of the sources (`ingest.read`, `name`) with good documents, e.g. [wikipedia, books]."""
     bad: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of the sources that are unfiltered, e.g. [crawl]."""
+    """Names of the unfiltered sources, e.g. [crawl]."""
     apply_to: tuple[str, ...] | None = None
-    """Names of the sources that are filtered; null: the bad ones."""
+    """Names of the sources to filter; null: the bad ones."""
     keep: Literal["pareto", "threshold"] = "pareto"
     """pareto keeps a document if a draw from numpy's pareto(alpha) is above 1 - score, as GPT-3: mostly good ones, and
-    some of all kinds. threshold keeps what scores at least `min_score`."""
+    some of all kinds. threshold keeps documents with a score of at least `min_score`."""
     alpha: float = Field(9, gt=0)
-    """pareto's shape: the larger, the fewer bad ones stay. GPT-3 has 9 (Brown et al., 2020, appendix A)."""
+    """Shape of pareto: the larger, the fewer bad documents are kept. GPT-3 uses 9 (Brown et al., 2020, appendix A)."""
     min_score: Share = 0.5
-    """Smallest score that threshold keeps: the probability, from 0 to 1, that a document is of the good sources."""
+    """Minimum score for threshold: the probability, from 0 to 1, that a document is from the good sources."""
     max_examples: int = Field(20_000, ge=10)
-    """Most documents of either side to learn from."""
+    """Maximum number of training documents from each side."""
     features: int = Field(2**18, ge=2**10)
-    """Into how many numbers words and pairs of words are hashed."""
+    """Number of features that words and word pairs are hashed to."""
     strength: float = Field(10, gt=0)
     """Inverse of the L2 penalty (scikit-learn's C)."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the examples that the accuracy is measured on."""
+    """Share of the examples on which accuracy is measured."""
     seed: Seed = 17
-    """Decides which examples are taken, which held out, and GPT-3's draws."""
+    """Seed for drawing examples, held-out examples and GPT-3's Pareto draws."""
 
     @model_validator(mode="after")
     def _sides_differ(self) -> ClassifierConfig:
@@ -230,9 +230,9 @@ class ToxicityFilterConfig(Config):
     aux/dropped.parquet, or balance the corpus instead (`counterfactual`)."""
 
     max_score: Share = 0.9
-    """Largest score of a passage."""
+    """Maximum score of a passage."""
     window_characters: int = Field(1000, ge=50)
-    """Length of the passages that are scored; a document counts with its most toxic one."""
+    """Length of the passages that are scored; a document gets the score of its most toxic passage."""
     model: SourcePath | None = outside_identity(None)
     """A Hugging Face sequence classifier's folder; by default the SVM of alt-profanity-check, offline and fast."""
     label: str = "toxic"
@@ -273,13 +273,13 @@ class CleanConfig(StageConfig):
     rule that it breaks, in the order of the keys."""
 
     min_characters: int | None = Field(100, ge=1)
-    """Shortest text."""
+    """Minimum length of a text."""
     max_characters: int | None = Field(5_000_000, ge=1)
-    """Longest text: a longer one is most likely a file that should have been cut into documents."""
+    """Maximum length of a text: a longer one is most likely a file that should have been split into documents."""
     gopher_quality: GopherQualityConfig | None = GopherQualityConfig()
     gopher_repetition: GopherRepetitionConfig | None = GopherRepetitionConfig()
     c4: C4Config | None = None
-    """Off by default: it takes out of documents what is no sentence, verse, tables and code for example."""
+    """Off by default: it removes everything that is not a sentence, such as verse, tables and code."""
     fineweb: FineWebConfig | None = None
     """Off by default: like C4's these rules are for web pages."""
     language: LanguageConfig | None = None

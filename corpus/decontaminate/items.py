@@ -18,7 +18,7 @@ from infra.io.json import read_own_json_lines
 _PUNCTUATION = re.compile(r"[^\w\s]|_")
 _FOOTNOTE = re.compile(rb"""\[(?:(?<=[\w.,;:!?"')\x80-\xff]\[)|(?<=[\w.,;:!?"')\x80-\xff] \[))\d{1,3}\]""")
 """The number of a footnote behind a word or a mark, as encyclopedias have them; in lists of numbers, [1] is none."""
-_SPACES = re.compile(rb"&(?:nbsp|#160|#xA0|#xa0|ensp|emsp|thinsp);"), _FOOTNOTE
+_SPACES = (re.compile(rb"&(?:nbsp|#160|#xA0|#xa0|ensp|emsp|thinsp);"), _FOOTNOTE)
 """Text that separates words as a space does: spaces as HTML writes them, whose names would be words, and footnotes.
 Each has a fixed beginning, by which `re` finds it at the speed of memory."""
 

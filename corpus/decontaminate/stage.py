@@ -59,8 +59,10 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
     counts = SourceCounts.sum(summary["counts"] for summary in written)
     total = sum(passes.rows)
     if not counts.documents.total():
-        message = f"no document is left of {total:,}: each holds a test item of the benchmarks"
-        raise stage_error("nothing_left", "decontaminate", message, "is the training text a benchmark's own file?")
+        message = f"no document is left of {total:,}: each contains a test item of the benchmarks"
+        raise stage_error(
+            "nothing_left", "decontaminate", message, "check that the training text is not a benchmark file"
+        )
     link_selections(folders, out_dir)
     given = read_sources(inputs["documents"])
     write_sources(out_dir, given, counts)
@@ -95,7 +97,7 @@ def decontaminate(config: DecontaminateConfig, inputs: Mapping[str, Path], out_d
         "items_hit": report["items_hit"],
     }
     changed = f"{dropped:,} dropped" + (f", {cut:,} cut" if cut else "")
-    headline = f"{report['items_hit']:,} of {report['items']:,} test items were in the text; {changed} of {total:,}"
+    headline = f"{report['items_hit']:,} of {report['items']:,} test items found in the text; {changed} of {total:,}"
     headline += not_searched(tasks) + warning(vanished)
     return Result(figures, headline)
 

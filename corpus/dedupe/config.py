@@ -20,19 +20,18 @@ class NearDuplicates(Config):
     """
 
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Jaccard similarity of the two sets of word n-grams from which on a document is a near duplicate (0.8: Lee et al.,
-    2022)."""
+    """Minimum Jaccard similarity of the word n-grams of near duplicates (0.8: Lee et al., 2022)."""
     ngram: int = Field(5, ge=1, le=32)
     """Words in an n-gram (5: Lee et al., 2022, and datatrove). In scripts without spaces between words, characters
     stand for them: 7 for 5 words of Chinese, 9 of Japanese, 17 of Thai, Lao, Khmer and Burmese."""
     marks: bool = True
     """Count marks that carry meaning as part of the words: operators and brackets of code, signs of numbers, + and # of
-    C++ and C#, vowel and tone signs. Code, formulas and texts that differ in these alone are no duplicates then. false
-    compares letters and digits only."""
+    C++ and C#, vowel and tone signs. Code, formulas and texts that differ only in these marks are then not duplicates.
+    false compares letters and digits only."""
     min_recall: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    """Chance that a pair of exactly this similarity becomes a candidate; that of more similar pairs is higher."""
+    """Probability that a pair of exactly this similarity becomes a candidate; it is higher for more similar pairs."""
     max_hashes: int = Field(128, ge=1, le=1024)
-    """Most hashes of a signature, bands times rows. FineWeb (Penedo et al., 2024) has 112."""
+    """Maximum number of hashes per signature, bands times rows. FineWeb (Penedo et al., 2024) uses 112."""
 
     @model_validator(mode="after")
     def _bands_exist(self) -> NearDuplicates:
@@ -45,14 +44,14 @@ class NearDuplicates(Config):
 
 
 class Boilerplate(Config):
-    """Lines or paragraphs that many documents share are cut out of all of them (CCNet, Wenzek et al., 2020)."""
+    """Removes lines or paragraphs that many documents share (CCNet, Wenzek et al., 2020)."""
 
     unit: Literal["line", "paragraph"] = "line"
     """line: up to a line break. paragraph: up to a blank line."""
     max_documents: int = Field(10, ge=1)
     """Maximum number of documents that may contain a unit; one that occurs in more is removed."""
     min_characters: int = Field(20, ge=1)
-    """Shorter units, in bytes of UTF-8, stay: closing brackets and headings."""
+    """Shorter units, in bytes of UTF-8, are kept: closing brackets and headings."""
 
 
 SUBSTRING_DISK_SHARE = 4.8
@@ -60,12 +59,11 @@ SUBSTRING_DISK_SHARE = 4.8
 
 
 class Substrings(Config):
-    """Passages that occurred before, in the same document or an earlier one, are cut out: ExactSubstr of Lee et al.,
-    2022."""
+    """Removes passages that occurred before, in the same document or an earlier one (ExactSubstr, Lee et al., 2022)."""
 
     min_bytes: int = Field(200, ge=16, le=100_000)
-    """Length of a passage, in bytes of UTF-8, from which on it is a repeat. The paper has 50 tokens, which are some 200
-    bytes of English, and of Chinese too."""
+    """Minimum length of a repeated passage, in bytes of UTF-8. The paper has 50 tokens, which are some 200 bytes of
+    English, and of Chinese too."""
     min_characters: int = Field(100, ge=1)
     """A document that is cut to fewer characters is dropped; one that is not cut stays, however short."""
 
@@ -76,18 +74,18 @@ class DedupeConfig(StageConfig):
     exact: bool = True
     """Keep one of the texts that are equal but for white space (C4, Raffel et al., 2020; Lee et al., 2022)."""
     near: NearDuplicates | None = NearDuplicates()
-    """Near duplicates; null leaves them."""
+    """Remove near duplicates; null keeps them."""
     boilerplate: Boilerplate | None = None
-    """Cut out lines or paragraphs that many documents share, before documents are compared; null leaves them."""
+    """Remove lines or paragraphs that many documents share, before documents are compared; null keeps them."""
     substrings: Substrings | None = None
-    """Cut out passages that occurred before, after documents are compared; null leaves them."""
+    """Remove passages that occurred before, after documents are compared; null keeps them."""
     keep: Literal["first", "longest"] = "first"
     """Copy to keep: the one read first, so that sources listed earlier win, or the longest (the first of equally long
     ones)."""
     across_sources: bool = True
     """Compare documents of different sources."""
     seed: Seed = 17
-    """Draws the hash functions."""
+    """Seed of the hash functions."""
 
     def disk_bytes(self, inputs: Mapping[str, Path]) -> int:
         """Bytes of disk that a build takes until it is done: what `substrings` writes, by the text of all sources."""

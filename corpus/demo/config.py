@@ -52,7 +52,7 @@ class DocstringDocuments(DocstringSelection, SourceDescription):
     limit_mb: float | None = Field(12, gt=0)
     """Megabytes (10^6 bytes of UTF-8) to take, from files in an order that mixes the packages; null takes all."""
     min_characters: int = Field(200, ge=1)
-    """Shorter docstrings are not taken: most are one-liners."""
+    """Minimum length; shorter docstrings are mostly one-liners."""
     signatures: bool = True
     """Begin a document with the qualified name and parameters of the object that it documents."""
 
@@ -61,9 +61,9 @@ class DocstringPairs(DocstringSelection):
     """Functions and classes with a docstring that opens with one good summary sentence."""
 
     min_characters: int = Field(20, ge=1)
-    """Shorter summaries are not taken."""
+    """Minimum length of a summary."""
     max_characters: int = Field(160, ge=1)
-    """Longer summaries are not taken."""
+    """Maximum length of a summary."""
     limit: int | None = Field(None, ge=2)
     """Pairs to take, held-out ones included, from files in an order that mixes the packages; null takes all."""
 

@@ -96,7 +96,7 @@ def installed_files(packages: Iterable[str] | None = None, exclude: Iterable[str
             "missing_package",
             "packages",
             f"expected top-level names of installed packages; not installed: {', '.join(missing)}",
-            "install them or take them off the list",
+            "install them or remove them from the list",
         )
     return sorted(files.values(), key=lambda file: hashlib.sha256(file.name.encode()).digest())
 

@@ -88,7 +88,7 @@ class Tally:
             raise stage_error("empty_source", key, f"every record was skipped: {kinds}", f"set {key}.error_pages: read")
         if read == 0 and set(self.counts) <= {EMPTY}:
             location = self.examples[EMPTY].place if self.counts else key
-            raise stage_error("empty_source", location, f"there is nothing to read here ({key})", "give it some text")
+            raise stage_error("empty_source", location, f"there is nothing to read here ({key})", "provide some text")
         total = read + self.total
         if self.total <= max_share * total:
             return

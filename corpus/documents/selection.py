@@ -81,7 +81,7 @@ def opened_part(part: Path) -> Iterator[pq.ParquetFile]:
         if isinstance(error, FileNotFoundError):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        fix = "stemma verify ARTIFACT names all that differs; stemma run CONFIG --force STAGE builds it again"
+        fix = "stemma verify ARTIFACT lists all differences; stemma run CONFIG --force STAGE rebuilds it"
         raise stage_error("damaged", str(part), f"this file is damaged: {reason}", fix) from error
 
 
@@ -98,7 +98,7 @@ def read_selection(part: Path) -> DocumentSelection | None:
             "text_missing",
             str(text_part),
             f"no such file; {part} lists which of its documents are kept, and has no text itself",
-            "build the artifact again (stemma run CONFIG --force STAGE); copy one with its folder text/",
+            "rebuild the artifact (stemma run CONFIG --force STAGE), or copy one with its folder text/",
         )
     cut_rows = np.flatnonzero(pc.fill_null(pc.list_value_length(table["cuts"]), 0).to_numpy())
     cut = zip(cut_rows.tolist(), table["cuts"].take(pa.array(cut_rows)).to_pylist(), strict=True)

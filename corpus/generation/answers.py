@@ -76,8 +76,8 @@ class AnswerStore:
         self._file.close()
 
     def _damaged(self, error: sqlite3.Error | OSError) -> StageError:
-        fix = "make room on the disk, or move the file away: its answers are then requested again"
-        return stage_error("bad_answers_file", str(self.path), f"the kept answers cannot be used: {error}", fix)
+        fix = "free disk space, or move the file away: its answers are then requested again"
+        return stage_error("bad_answers_file", str(self.path), f"the cached answers cannot be used: {error}", fix)
 
 
 def _answer_in(text: str) -> EndpointAnswer | None:

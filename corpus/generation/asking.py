@@ -98,7 +98,7 @@ class Asking:
         self._provenance.close()
         seconds, counts = time.monotonic() - self._begun, self.endpoint.counts
         message = (
-            f"{counts['requests']:,} requests in {seconds:.1f} s, {counts['cached']:,} answers kept from before, "
+            f"{counts['requests']:,} requests in {seconds:.1f} s, {counts['cached']:,} answers from the cache, "
             f"{counts['repeated']:,} requests sent again"
         )
         self._run.event("generation", message, seconds=round(seconds, 3), **counts)
@@ -320,5 +320,5 @@ def chosen_documents(config: GenerationConfig, section: str, artifact: Path) -> 
 def check_name(name: str, section: str, facts: Mapping[str, SourceFacts]) -> None:
     """Raise StageError `source_name_taken` where the documents have a source of the name that what is made gets."""
     if name in facts:
-        message = f"the documents have a source of the name {name} already"
-        raise stage_error("source_name_taken", f"{section}.name", message, "choose another name for what is made")
+        message = f"the documents already have a source named {name}"
+        raise stage_error("source_name_taken", f"{section}.name", message, "choose another name for the generated text")

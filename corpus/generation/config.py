@@ -24,19 +24,19 @@ class EndpointConfig(Config):
     the identity; the address and the key are not, since the same model may be served elsewhere tomorrow."""
 
     url: str = outside_identity(examples=["http://127.0.0.1:8000/v1"])
-    """The address that `/chat/completions` is added to, e.g. http://127.0.0.1:8000/v1."""
+    """Base URL to which `/chat/completions` is appended, e.g. http://127.0.0.1:8000/v1."""
     model: str = Field(min_length=1, examples=["Qwen/Qwen3-8B"])
     """The model's name at the endpoint, as GET /models lists it."""
     model_version: str = ""
-    """A label of yours, part of the identity: another one where the weights behind the same name change."""
+    """A version label, part of the identity: change it when the weights behind the same name change."""
     api_key_variable: str | None = outside_identity(None)
     """Name of the environment variable with the API key, e.g. OPENAI_API_KEY. null: no key is sent."""
     concurrency: int = outside_identity(16, ge=1, le=1024)
-    """Maximum number of requests under way."""
+    """Maximum number of concurrent requests."""
     requests_per_minute: float | None = outside_identity(None, gt=0)
     """Maximum rate of requests, retries included, evenly spaced. null: as fast as the server answers."""
     timeout_s: float = outside_identity(600, gt=0)
-    """Seconds until a request without its whole answer counts as failed and is sent again."""
+    """Seconds after which a request without a complete answer counts as failed and is retried."""
     attempts: int = outside_identity(8, ge=1, le=100)
     """Maximum number of times that a request is sent while the endpoint is unreachable, silent, overloaded (429) or
     broken (5xx). Pauses double from one second to one minute; a Retry-After of the endpoint is waited for."""
@@ -73,13 +73,13 @@ class SamplingConfig(Config):
     """Sampling parameters, with OpenAI's names."""
 
     temperature: float = Field(0.7, ge=0, le=2)
-    """0 takes the likeliest token each time."""
+    """0 always picks the most likely token."""
     top_p: float = Field(1, gt=0, le=1)
-    """Nucleus sampling (Holtzman et al., 2020): the least set of tokens with this probability."""
+    """Nucleus sampling (Holtzman et al., 2020): the smallest set of tokens with this probability."""
     max_tokens: int = Field(1024, ge=1)
     """Maximum number of tokens in an answer; a longer one is truncated."""
     extra: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further keys of each request, as the endpoint takes them: {min_p: 0.05}."""
+    """Further keys of each request that the endpoint supports: {min_p: 0.05}."""
 
     @field_validator("extra")
     @classmethod
@@ -135,7 +135,7 @@ class Questions(Config):
 
     kind: Literal["questions"] = "questions"
     count: int = Field(5, ge=1, le=50)
-    """Number of questions that are asked for per piece of a document."""
+    """Number of questions to request per piece of a document."""
     passage: bool = False
     """Put the piece of the document before each question, as in reading comprehension."""
 
@@ -161,7 +161,7 @@ def _is_metadata(name: str) -> bool:
 
 
 class Template(Config):
-    """A prompt of yours."""
+    """A custom prompt."""
 
     kind: Literal["template"] = "template"
     name: str = Field("template", pattern="^[a-z0-9][a-z0-9_-]*$", max_length=60)
@@ -178,7 +178,7 @@ class Template(Config):
 
 
 class PairTemplate(Template):
-    """A prompt of yours whose answers become pairs."""
+    """A custom prompt whose answers become pairs."""
 
     answer: Literal["pairs", "instruction", "response"] = "pairs"
     """Form of an answer. pairs: lines `Question: …` and `Answer: …`, or a JSON list of {question, answer}. instruction:
@@ -203,16 +203,16 @@ class GenerationConfig(StageConfig):
     system: str = ""
     """The system's message before each prompt; "" sends none."""
     name: str = Field("generated", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=60)
-    """The source that what is made belongs to, for mixtures, losses per source and the model card."""
+    """Source name of the generated text, for mixtures, losses per source and the model card."""
     licence: str = ""
-    """Licence of what is made: look at the terms of the endpoint and of the documents."""
+    """Licence of the generated text: check the terms of the endpoint and of the documents."""
     from_sources: tuple[str, ...] | None = None
     """Names of the sources whose documents are asked about. null: all."""
     max_documents: int | None = Field(None, ge=1)
-    """Maximum number of documents to ask about, those with the least ids, which are hashes. null: all."""
+    """Maximum number of documents to ask about, chosen by the lowest ids, which are hashes. null: all."""
     cut_characters: int | None = Field(4000, ge=200)
-    """Length of the pieces that longer documents are asked about in, cut at blank lines, sentence ends or spaces. null:
-    whole documents."""
+    """Length of the pieces into which longer documents are split, at blank lines, sentence ends or spaces. null: whole
+    documents."""
     samples: int = Field(1, ge=1, le=100)
     """Number of answers per document, drawn with different seeds."""
     keep_truncated: bool = False
@@ -228,7 +228,7 @@ InstructionTask = Annotated[Questions | Backtranslation | PairTemplate, Field(di
 
 
 class GenerateConfig(GenerationConfig):
-    """Documents written by a language model from the documents at hand, beside or instead of them."""
+    """Documents written by a language model from existing documents, in addition to them or instead."""
 
     task: GenerationTask = Rephrase()
     keep_originals: bool = True
@@ -243,7 +243,7 @@ class GenerateInstructionsConfig(GenerationConfig):
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; the same in tokenizer, shard, instructions and preferences."""
     near_prompts: NearPrompts | None = NearPrompts()
-    """Near-duplicate prompts, none of which is on the other side of the split; null compares prompts exactly."""
+    """Keep near-duplicate prompts on the same side of the split; null compares prompts exactly."""
     decontaminate: MatchConfig | None = MatchConfig()
     """Drop pairs that hold a test item of the pipeline's benchmarks or safety probes; null keeps them."""
     max_quarantine_share: ClassVar[float] = 0.0

@@ -147,7 +147,7 @@ class Endpoint:
                 raise self._error("endpoint_refused", fault.reason, _REFUSED.get(fault.status, "correct endpoint.url"))
             if fault.after_s > LONGEST_RETRY_AFTER_S:
                 message = f"{fault.reason}; it asks for a pause of {fault.after_s / 3600:.1f} hours"
-                raise self._error("rate_limited", message, "run it again then: it continues from the kept answers")
+                raise self._error("rate_limited", message, "run it again then: it continues from the cached answers")
             if not fault.is_repeated:
                 return EndpointFailure(fault.reason)
             if attempt < attempts:
@@ -157,10 +157,12 @@ class Endpoint:
                 await self._sleep(fault.after_s or pause * random.uniform(0.5, 1.0))
         message = f"{fault.reason}, {attempts} times"
         if fault.is_unreachable:
-            fix = "start it, or correct endpoint.url; then run it again: it continues from the kept answers"
+            fix = "start it, or correct endpoint.url; then run it again: it continues from the cached answers"
             raise self._error("endpoint_unreachable", message, fix)
         if fault.status == 429:
-            fix = "lower endpoint.requests_per_minute or concurrency; run it again: it continues from the kept answers"
+            fix = (
+                "lower endpoint.requests_per_minute or concurrency; run it again: it continues from the cached answers"
+            )
             raise self._error("rate_limited", message, fix)
         return EndpointFailure(message)
 

@@ -67,7 +67,7 @@ def generate(config: GenerateConfig, inputs: Mapping[str, Path], out_dir: Path, 
         text_bytes = counts.bytes.total()
     documents = counts.documents.total()
     if not documents:
-        raise stage_error("nothing_left", SECTION, "no document was made", "look at aux/unanswered.jsonl")
+        raise stage_error("nothing_left", SECTION, "no document was made", "see aux/unanswered.jsonl")
     _link(inputs["documents"] if config.keep_originals else None, made_dir, out_dir, run)
     language = prompt.language or _only_language(facts)
     described = {**facts, config.name: SourceFacts(licence=config.licence, language=language)}

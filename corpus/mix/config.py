@@ -16,27 +16,26 @@ class MixConfig(StageConfig):
     """Samples sources up and down to the proportions that a model is to read them in (GPT-3, Brown et al., 2020)."""
 
     shares: dict[str, Share] = Field(default_factory=dict)
-    """Source name → its share of the mixture's bytes (GPT-3, table 2.2). The others divide what is left over by the
-    bytes that they have times their weight."""
+    """Source name → its share of the mixture's bytes (GPT-3, table 2.2). Other sources share the rest in proportion to
+    their bytes times their weight."""
     weights: dict[str, Weight] = Field(default_factory=dict)
-    """Source name → how often its documents are to be seen, relative to those of other sources, in place of the weight
-    that it was read with."""
+    """Source name → relative number of times that its documents are read, replacing the weight set in `read`."""
     max_epochs: float = Field(4, gt=0)
-    """Most epochs of any source; what it cannot give within them the others make up for. Up to 4 are worth nearly as
+    """Maximum number of epochs of any source; other sources make up for what is missing. Up to 4 are worth nearly as
     much as new text (Muennighoff et al., 2023, Scaling Data-Constrained Language Models)."""
     target_mb: float | None = Field(None, gt=0)
     """Size of the mixture in megabytes (10^6 bytes of UTF-8)."""
     target_tokens: float | None = Field(None, gt=0)
     """Size of the mixture in tokens, at `bytes_per_token`."""
     target_share: float | None = Field(None, gt=0)
-    """Size of the mixture as a share of what there is; with none of the three it is 1."""
+    """Size of the mixture as a share of the available text; 1 if none of the three is set."""
     bytes_per_token: float = Field(4.0, gt=0)
-    """Bytes of UTF-8 a token, for `target_tokens`: about 4 for English with a vocabulary of 50,000."""
+    """UTF-8 bytes per token, for `target_tokens`: about 4 for English with a vocabulary of 50,000."""
     heldout_share: Annotated[float, Field(gt=0, lt=1)] = HELDOUT_SHARE
     """Share of groups that is held out; they are never repeated. The same in mix, tokenizer, shard, instructions and
     preferences."""
     seed: Seed = 17
-    """Decides which documents are left out or repeated once more."""
+    """Seed for choosing which documents are left out or repeated once more."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> MixConfig:

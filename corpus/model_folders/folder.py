@@ -179,7 +179,7 @@ def _quantized(folder: Path, config: Any, where: str) -> Problem | None:
         where,
         f"{folder} contains weights that are quantized by {_METHODS.get(method, quoted(method))} (quantization_config "
         "in config.json); expected weights in fp32, bf16 or fp16, gpt-oss's in MXFP4, or FP8 with weight_block_size",
-        "take the folder of the model before quantization, which its model card names as the base model "
+        "use the folder of the unquantized model, which its model card names as the base model "
         "(for an -FP8, -GPTQ, -AWQ or -bnb-4bit folder: the one without this suffix)",
     )
 
@@ -208,7 +208,7 @@ def _weight_files(folder: Path, where: str) -> tuple[list[Path], list[Problem]]:
         return [], [Problem("no_index", where, message, fix)]
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
     finding = f"found pickled weights ({pickled[0]}), which can run code when read" if pickled else "found no weights"
-    fix = "save the model with save_pretrained(..., safe_serialization=True) where you trust it"
+    fix = "save the model with save_pretrained(..., safe_serialization=True) on a machine where you trust it"
     return [], [Problem("not_safetensors", where, f"expected *.safetensors in {folder}, {finding}", fix)]
 
 
@@ -221,7 +221,7 @@ def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
             raise ValueError("a pointer of git-LFS, not the weights themselves")
         length = int.from_bytes(start[:8], "little")
         if len(start) < 8 or length > min(path.stat().st_size - 8, _HEADER_BYTES):
-            raise ValueError("cut short or no safetensors file: its header is longer than the file")
+            raise ValueError("truncated or not a safetensors file: its header is longer than the file")
         file.seek(8)
         text = file.read(length)
     try:
@@ -231,7 +231,7 @@ def _header(path: Path) -> dict[str, tuple[tuple[int, ...], str, int]]:
             if name != "__metadata__"
         }
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ValueError("no safetensors file: its header is not as expected") from None
+        raise ValueError("not a safetensors file: its header is invalid") from None
 
 
 def _broken(path: Path, message: str, where: str) -> Problem:

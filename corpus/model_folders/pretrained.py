@@ -234,7 +234,7 @@ def non_finite_tensors(folder: Path) -> list[str]:
             with safe_open(file, "pt") as opened:
                 names += [name for name in opened.keys() if not is_finite(opened.get_tensor(name))]  # noqa: SIM118
         except SafetensorError as error:
-            message = f"{file} is damaged or no safetensors file: {error}"
+            message = f"{file} is damaged or not a safetensors file: {error}"
             raise stage_error("bad_model", str(folder), message, "download or copy the file again") from error
     return sorted(names)
 
@@ -442,5 +442,5 @@ def _quiet() -> Iterator[None]:
 def _check(folder: Path, where: str) -> None:
     """A name without a folder would be looked up in the hub's cache."""
     if not folder.is_dir():
-        raise stage_error("no_model", where or str(folder), f"expected a Hugging Face folder, {folder} is none")
+        raise stage_error("no_model", where or str(folder), f"expected a Hugging Face folder, but {folder} is not one")
     check_model(folder, where)

@@ -51,7 +51,7 @@ def check_fields(record: Record, templates: Sequence[InstructionTemplate], key: 
                 raise stage_error(
                     "wrong_field",
                     record.place,
-                    f"expected the field {field}, there are: {field_names(record.value)}",
+                    f"expected the field {field}; the fields are: {field_names(record.value)}",
                     f"name {near[0] if near else 'one of these'} in {key}.{number}.{part}",
                 )
 

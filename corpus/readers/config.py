@@ -162,7 +162,8 @@ class TextOptions(SourceDescription):
     cut_characters: int | None = Field(None, ge=100)
     """Cut longer texts at the first paragraph end after this many characters; by default a text stays whole."""
     max_document_mb: float = Field(20, gt=0)
-    """Larger documents (10^6 bytes) are put aside: most likely many in one, and held in memory several times."""
+    """Maximum size of a document (10^6 bytes); larger ones are quarantined: they are most likely many documents in one,
+    and are held in memory several times."""
     error_pages: Literal["skip", "read"] = "skip"
     """Pages of WARC files whose HTTP status is not 2xx, such as 404 and redirects: skip counts them in aux/sources.json
     (`skipped_records`)."""
@@ -227,7 +228,8 @@ class PairOptions(Config):
     """Options for making pairs from the records of files."""
 
     encoding: EncodingOrAuto = "auto"
-    """Encoding of JSON, CSV and TSV files, e.g. latin-1; auto as for documents. What does not fit it is put aside."""
+    """Encoding of JSON, CSV and TSV files, e.g. latin-1; auto as for documents. Records that cannot be decoded are
+    quarantined."""
     format: Literal["auto", "jsonl", "parquet", "arrow", "csv"] = "auto"
     """auto goes by the suffix before .gz, .zst, .bz2 or .xz: .parquet, .arrow and .feather, .csv and .tsv; all others
     are JSON Lines, or JSON that holds one list of objects."""
@@ -237,9 +239,9 @@ class PairOptions(Config):
     prompt_field: str = "instruction"
     """JSON key or column of the prompt."""
     input_field: str | None = "input"
-    """JSON key of further input that is put below the prompt where it is there and not empty; null for none."""
+    """JSON key of further input that is appended to the prompt if it is present and not empty; null for none."""
     limit: int | None = Field(None, ge=2)
-    """Records to take from the start of these files, held-out ones included; null takes all."""
+    """Number of records to read from the start of these files, held-out ones included; null reads all."""
     trim_conversations: bool = False
     """Cuts leading assistant turns and trailing human turns off a conversation that begins with the assistant or, in
     instructions, does not end with an answer. false: such a conversation is quarantined."""
@@ -290,7 +292,7 @@ class InstructionTemplate(Config):
     choices: dict[str, Choices] = Field(default_factory=dict)
     """Of a field the words that stand for each of its values, e.g. {label: {0: "yes", 1: "perhaps", 2: "no"}}, as the
     answer choices of T0 (Sanh et al. 2022, section 4). Words may name fields too: {gold: {0: "{choices.0}", 1:
-    "{choices.1}"}}. A record with another value is put aside."""
+    "{choices.1}"}}. A record with another value is quarantined."""
 
     @property
     def answered(self) -> str:
@@ -325,16 +327,16 @@ class InstructionOptions(PairOptions):
     """JSON key of the response."""
     templates: tuple[InstructionTemplate, ...] = ()
     """Phrasings of a task, by which the records of a data set become instructions (T0, Sanh et al. 2022; FLAN, Wei et
-    al. 2022, which has ten a data set). One is drawn for each record by what it holds. Every record must have all
-    fields that any of them names; other fields are not read. (): the form is seen from the records."""
+    al. 2022, which has ten a data set). One is chosen for each record by a hash of its content. Every record must have
+    all fields that any of them names; other fields are not read. (): the form is seen from the records."""
     template_seed: Seed = 17
-    """Decides, with what the record holds, which template each record gets."""
+    """Seed for choosing a template for each record, together with the record's content."""
     weight: float = Field(1.0, gt=0)
     """Number of times that each training pair is used per epoch of `sft`: 2 is twice, 0.5 is every second pair,
     selected by id."""
     max_examples: int | None = Field(None, ge=1)
-    """The most of its training pairs that are taken, chosen by their ids, which is at random: a cap keeps one large
-    source from hiding the small ones (3,000 a task in FLAN, Wei et al. 2022, section 2.1). null: no cap."""
+    """Maximum number of its training pairs, chosen at random by their ids: a cap keeps one large source from dominating
+    small ones (3,000 per task in FLAN, Wei et al. 2022, section 2.1). null: no cap."""
     verify: Verify | None = None
     """Rule that decides if an answer is right. exact: it equals the response. number: it ends with the same number, the
     one after `####` if present (GSM8K, Cobbe et al. 2021); thousands separators, signs and decimals are parsed. json:
@@ -343,8 +345,8 @@ class InstructionOptions(PairOptions):
     in the reference, run in a separate process; see `reference_field`. RLHF then rewards right answers instead of those
     that the reward model prefers. null: no rule."""
     reference_field: str | None = None
-    """JSON key of what the rule holds answers against, where that is not the response: a text, a list of texts that
-    become its lines, a number or an object. With `verify: tests` the assertions. null: the response."""
+    """JSON key of the reference that the rule compares answers with, if it is not the response: a text, a list of texts
+    that become its lines, a number or an object. With `verify: tests` the assertions. null: the response."""
 
     @model_validator(mode="after")
     def _is_used(self) -> Self:
@@ -388,15 +390,15 @@ class PreferenceOptions(PairOptions):
     Assistant turn; prompt_field and input_field are not read. Records without a prompt and without turns are read this
     way by default."""
     votes_field: str | None = None
-    """JSON key of how many people preferred the chosen and how many the rejected answer, [3, 1], as `stemma feedback
+    """JSON key of the numbers of people who preferred the chosen and the rejected answer, [3, 1], as `stemma feedback
     import` writes it under `votes`. The reward model then learns the share; equal numbers are a tie. null: none are
     read."""
     margin_field: str | None = None
-    """JSON key of by how much the chosen answer is better, a number from 0 on; see reward_model.margin_coef. null: none
-    is read."""
+    """JSON key of the margin by which the chosen answer is better, a number from 0; see reward_model.margin_coef. null:
+    none is read."""
     annotator_field: str | None = None
-    """JSON key of who judged. Judgements of the same two answers then become one pair with its votes. null: each record
-    is a pair by itself, and one that was there before a duplicate."""
+    """JSON key of the annotator. Judgements of the same two answers then become one pair with its votes. null: each
+    record is a pair by itself, and one that was there before a duplicate."""
 
 
 class FilePreferences(PreferenceOptions, FileSelection):

@@ -85,7 +85,9 @@ def _matches(folder: Path, pattern: Any, key: str) -> list[Path]:
     where there are none."""
     files = contained_glob(folder, pattern, key)
     if not files:
-        raise stage_error("missing_source", key, f"there is no file {pattern} in {folder}", "fetch the dataset again")
+        raise stage_error(
+            "missing_source", key, f"there is no file {pattern} in {folder}", "download the dataset again"
+        )
     return files
 
 
@@ -95,21 +97,21 @@ def _index(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     try:
         content = parse_json(read_bounded(path, INDEX_BYTES), nan=True)
     except BadJson as error:
-        raise stage_error("bad_index", str(path), str(error), "fetch the dataset again") from None
+        raise stage_error("bad_index", str(path), str(error), "download the dataset again") from None
     if not isinstance(content, dict):
-        raise stage_error("bad_index", str(path), "expected a JSON object", "fetch the dataset again")
+        raise stage_error("bad_index", str(path), "expected a JSON object", "download the dataset again")
     return path, content
 
 
 def _texts(value: Any, key: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise stage_error("bad_index", key, "expected a list of texts", "fetch the dataset again")
+        raise stage_error("bad_index", key, "expected a list of texts", "download the dataset again")
     return value
 
 
 def _rows(value: Any, key: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise stage_error("bad_index", key, "expected a list of objects", "fetch the dataset again")
+        raise stage_error("bad_index", key, "expected a list of objects", "download the dataset again")
     return value
 
 
@@ -212,14 +214,17 @@ def _cached(dataset: str, revision: str | None) -> Path:
         return Path(snapshot_download(dataset, repo_type="dataset", revision=revision, local_files_only=True))
     except HFValidationError:
         raise stage_error(
-            "missing_source", dataset, "no such folder, and no name of a dataset on the hub", "correct it in the config"
+            "missing_source",
+            dataset,
+            "no such folder, and not the name of a dataset on the Hub",
+            "correct it in the config",
         ) from None
     except (LocalEntryNotFoundError, FileNotFoundError):
         option = f" --revision {revision}" if revision else ""
         raise stage_error(
             "missing_source",
             dataset,
-            f"no such folder, and no dataset of this name in the hub's cache ({constants.HF_HUB_CACHE}); runs fetch "
+            f"no such folder, and no dataset of this name in the Hub's cache ({constants.HF_HUB_CACHE}); runs fetch "
             "nothing themselves",
             f"hf download --repo-type dataset {dataset}{option}",
         ) from None
@@ -228,5 +233,5 @@ def _cached(dataset: str, revision: str | None) -> Path:
 def _no_split(dataset: str, split: str, splits: Iterable[str]) -> Exception:
     available = ", ".join(sorted(set(splits))) or "no data files"
     return stage_error(
-        "wrong_split", dataset, f"expected the split {split}, there are: {available}", "set split or subset"
+        "wrong_split", dataset, f"expected the split {split}; the splits are: {available}", "set split or subset"
     )

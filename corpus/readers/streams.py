@@ -58,7 +58,7 @@ def refuse_binary(stream: io.BufferedReader, file: Place, encoding: str) -> None
             "binary_source",
             str(file),
             f"expected text, found a binary file (NUL byte at byte {probe.index(0):,})",
-            "take it off the paths, or set the format or encoding",
+            "remove it from the paths, or set the format or encoding",
         )
 
 

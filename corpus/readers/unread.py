@@ -73,7 +73,7 @@ def refuse_format(file: Place, suffix: str) -> StageError:
     article = "an" if name[0] in "AEIORX" or name.startswith("LZ") else "a"
     description = name if name.endswith("archive") else f"{name} file"
     return stage_error(
-        "unread_format", str(file), f"expected text, found {article} {description}, which is not read", fix
+        "unread_format", str(file), f"expected text, found {article} {description}, which is not supported", fix
     )
 
 

@@ -86,7 +86,7 @@ def unread_files(source: TextOptions | PairOptions, files: Iterable[Place]) -> l
 
 def _unread(unread: UnreadFiles, files: int, source: TextOptions | PairOptions, key: str) -> Problem:
     code = "binary_source" if unread.format == "binary" else "unread_format"
-    message = f"of {files:,} files no reader reads {unread.note}"
+    message = f"of {files:,} files no reader supports {unread.note}"
     hint = "; `broken_files: quarantine` puts them aside" if isinstance(source, TextOptions) else ""
     return Problem(code, f"{key}.paths", message, unread.fix + hint)
 
@@ -113,7 +113,7 @@ def _of_records(source: Any, file: Place, key: str) -> Iterator[Problem]:
     rejected = [item for item in items if isinstance(item, Rejected)]
     if items and len(rejected) == len(items):
         first = rejected[0]
-        message = f"of its first {len(items)} records none can be read: {first.reason}"
+        message = f"none of its first {len(items)} records can be read: {first.reason}"
         yield Problem("unreadable_source", first.place, message, f"see {key}: its format, encoding and fields")
 
 

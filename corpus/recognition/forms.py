@@ -148,7 +148,7 @@ def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
     if not paths_read:
         code = "empty_source" if Path(path).exists() else "missing_source"
         left = f"; {chosen.note}" if chosen.note else ""
-        raise ConfigError(Problem(code, path, f"expected files with something in them{left}", "correct the path"))
+        raise ConfigError(Problem(code, path, f"expected non-empty files{left}", "correct the path"))
     notes = [f"{path}: {chosen.note}"] if chosen.note else []
     by_form: dict[tuple[str, str], list[Place]] = {}
     for file in paths_read:
@@ -270,7 +270,7 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     if not readings:
         finding = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
         message = f"expected pairs, or a field with prose; {finding}"
-        fix = "name the kind by --as, and the field by --text-field, if they have one"
+        fix = "set the kind with --as and the text field with --text-field"
         raise ConfigError(Problem("unreadable_source", sample[0].place, message, fix))
     for reading in readings:
         _check_files(reading, sample, kind)
@@ -305,7 +305,7 @@ def _check_files(reading: Reading, sample: Sequence[Record], kind: str) -> None:
     if without and len(without) < len(fitting):
         other = next(record for record in sample if str(record.file) == without[0])
         message = f"expected files of one form, {reading}; this one has {field_names(other.value)}"
-        raise ConfigError(Problem("two_forms", without[0], message, "name the files of each form by themselves"))
+        raise ConfigError(Problem("two_forms", without[0], message, "give the files of each form separately"))
 
 
 def _sampled(files: Sequence[Place], kind: str, path: str) -> tuple[list[Record], list[Rejected]]:

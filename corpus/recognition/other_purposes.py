@@ -37,7 +37,7 @@ def benchmark_items(sample: Sequence[Record]) -> Problem | None:
     if not fields:
         return None
     message = f"expected data to train on, found items of a benchmark: {', '.join(fields)}"
-    fix = "name the file under benchmarks.tasks; or ask for a reading by --as"
+    fix = "put the file under benchmarks.tasks, or choose an interpretation with --as"
     return Problem("benchmark_items", sample[0].place, message, fix)
 
 

@@ -28,8 +28,8 @@ class SemanticDedupeConfig(StageConfig):
     """Folder of a Hugging Face encoder; the mean of its last hidden states over the tokens is the embedding. Its bytes
     are part of the identity."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """Cosine similarity from which on two documents are duplicates: 1 − ε of the paper, which chooses ε by the share of
-    the data that is to stay. What a similarity means depends on the model: look at aux/clusters.json."""
+    """Minimum cosine similarity of duplicates: 1 − ε of the paper, which chooses ε by the share of the data to keep.
+    Suitable values depend on the model: see aux/clusters.json."""
     keep: Literal["farthest", "nearest", "first"] = "farthest"
     """Document of a group to keep: the one least similar to the centroid of its cluster, as in the paper; the most
     similar one; or the one read first, so that sources listed earlier win."""
@@ -39,7 +39,7 @@ class SemanticDedupeConfig(StageConfig):
     max_cluster_documents: int = Field(50_000, ge=2)
     """A cluster of more documents is divided by k-means again, since time grows by the square of its size."""
     sample_documents: int = Field(100_000, ge=1)
-    """Documents, drawn at random, on which the centroids are computed."""
+    """Number of randomly drawn documents from which the centroids are computed."""
     iterations: int = Field(100, ge=1)
     """Maximum number of iterations of k-means (100: the paper's code); it ends earlier where no document changes its
     cluster."""
@@ -47,9 +47,9 @@ class SemanticDedupeConfig(StageConfig):
     """Tokens of a document that are read, from its beginning, in windows of as many as the model has positions for.
     Documents that differ only after them count as equal; the stage reports the number of longer documents."""
     batch_windows: int = outside_identity(32, ge=1)
-    """Windows that are computed at once; similarities change by rounding."""
+    """Windows per forward pass; similarities change by rounding."""
     seed: Seed = 17
-    """Draws the sample and the first centroids."""
+    """Seed for the sample and the initial centroids."""
 
     def sources(self) -> list[Source]:
         return [Source("semantic_dedupe.model", paths=expand([self.model]))]

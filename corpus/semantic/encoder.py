@@ -39,7 +39,7 @@ class TextEncoder:
             raise
         except (OSError, ValueError, KeyError, ImportError) as error:
             message = f"{folder} cannot be read as an encoder: {shortened(str(error))}"
-            raise stage_error("no_encoder", WHERE, message, "name the folder of one") from error
+            raise stage_error("no_encoder", WHERE, message, "give the folder of such a model") from error
         if model.config.is_encoder_decoder:
             message = f"expected an encoder, {folder} has an encoder and a decoder"
             raise stage_error("no_encoder", WHERE, message, "name the folder of one such as all-MiniLM-L6-v2")
@@ -77,7 +77,7 @@ class TextEncoder:
                 np.add.at(counts, rows, mask.sum((1, 2)).cpu().numpy())
         if not np.isfinite(sums).all():
             message = "expected finite embeddings, found NaN or infinity"
-            raise stage_error("bad_embeddings", WHERE, message, "look at the model's weights; some need float32")
+            raise stage_error("bad_embeddings", WHERE, message, "check the model's weights; some models need float32")
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
         return (sums / np.where(lengths > 0, lengths, 1)).astype(np.float32), is_cut
 

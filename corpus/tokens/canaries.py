@@ -128,5 +128,5 @@ def read_canaries(shards: Path) -> list[Canary]:
         return [Canary(Format(row["format"]), int(row["number"]), int(row["copies"])) for row in rows]
     except (ValueError, KeyError, TypeError) as error:
         raise stage_error(
-            "bad_shards", str(path), f"expected the output of shard: {error}", "build the shards again"
+            "bad_shards", str(path), f"expected the output of shard: {error}", "rebuild the shards"
         ) from (error)

@@ -87,9 +87,9 @@ def check_values(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], 
     text = "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
     for name in values:
         if name in _GIVEN or name in tokenizer.special_tokens_map:
-            message = f"expected a variable of the chat template's own, {name} is what the template is given"
+            message = f"expected a variable of the chat template, but {name} is set by transformers"
         elif not re.search(rf"\b{re.escape(name)}\b", text):
-            message = f"expected variables that the model's chat template reads, it does not read {name}"
+            message = f"expected variables that the model's chat template reads, but it does not read {name}"
         else:
             continue
         raise stage_error("unknown_template_value", f"{key}.{name}", message, "correct its name, or leave it out")

@@ -90,7 +90,7 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
             "no_end_of_text",
             str(folder),
             f"expected {expectation} to end documents with",
-            "name a token of tokenizer.json as shard.end_of_text",
+            "set shard.end_of_text to a token of tokenizer.json",
         )
     name, closing = next(iter(candidates.items()))
     opening = None
@@ -106,7 +106,7 @@ def bounds_of(tokenizer: Tokenizer, folder: Path, end: str | None = None, begin:
                 "no_end_of_text",
                 str(folder),
                 f"expected the token {begin} to begin documents with",
-                "name a token of tokenizer.json as shard.begin_of_text",
+                "set shard.begin_of_text to a token of tokenizer.json",
             )
     return Bounds(name, closing, None if opening == closing else opening)
 

@@ -70,7 +70,7 @@ def _differences(location: str, folder: Path, sizes: Mapping[str, int]) -> Itera
         if sizes.get(f"{location}/{name}") != checksum.size:
             size = sizes.get(f"{location}/{name}")
             message = f"expected {checksum.size:,} bytes, found {'nothing' if size is None else f'{size:,}'}"
-            yield Problem("missing_shards", f"{location}/{name}", message, "copy the shards there once more")
+            yield Problem("missing_shards", f"{location}/{name}", message, "copy the shards there again")
 
 
 def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
@@ -84,7 +84,7 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
             if shard[part] and names_outside(str(shard[part]["basename"])):
                 location = f"index.json: shards.{number}.{part}.basename"
                 message = f"names {str(shard[part]['basename'])[:80]}, which leads out of the folder of the shards"
-                raise stage_error("unsafe_file", location, message, "write the shards again")
+                raise stage_error("unsafe_file", location, message, "rewrite the shards")
         file = shard["zip_data"] or shard["raw_data"]
         algorithm = next((name for name in _HASHES if name in file["hashes"]), None)
         if algorithm is None:

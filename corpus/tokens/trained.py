@@ -75,7 +75,7 @@ class TrainedSequences:
                 "bad_model",
                 str(path),
                 f"expected the output of pretraining: {error}",
-                "take the file out of the folder",
+                "remove the file from the folder",
             ) from error
 
 

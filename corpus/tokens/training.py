@@ -59,9 +59,9 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_f
         raise stage_error(
             "vocab_too_large",
             "tokenizer.vocab_size",
-            f"the text of {counted.characters:,} characters gives {tokenizer.get_vocab_size():,} entries, asked were "
-            f"{config.vocab_size:,}",
-            "lower it, lower tokenizer.min_frequency, or give it more text",
+            f"the text of {counted.characters:,} characters gives {tokenizer.get_vocab_size():,} entries, "
+            f"not the requested {config.vocab_size:,}",
+            "lower it, lower tokenizer.min_frequency, or provide more text",
         )
     return tokenizer
 

@@ -106,7 +106,7 @@ def _shards(data: Path, max_rows: int) -> tuple[DataFrame, int]:
 
     if location_of(data / "train"):
         raise stage_error(
-            "remote_shards", str(data), "shards on S3 cannot be validated", "validate them where they lie"
+            "remote_shards", str(data), "shards on S3 cannot be validated", "validate them before the upload"
         )
     meta = read_own_json(data / "meta.json")
     total = meta["train_sequences"] + meta["validation_sequences"]

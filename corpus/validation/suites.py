@@ -36,7 +36,7 @@ class Check:
             made: Expectation = found(**self.kwargs, meta={"number": number})
         except (ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
-            raise stage_error("bad_suite", self.type, f"Great Expectations refuses its arguments: {reason}") from None
+            raise stage_error("bad_suite", self.type, f"Great Expectations rejects its arguments: {reason}") from None
         return made
 
 
@@ -75,7 +75,7 @@ def read_suite(path: Path, limits: Mapping[str, float], key: str) -> Suite:
     try:
         checks = [_check(item, values) for item in content["expectations"]]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        message = f"each expectation needs type, kwargs, and names of limits that are there: {error!r}"
+        message = f"each expectation needs type, kwargs, and names of existing limits: {error!r}"
         raise stage_error("bad_suite", str(path), message) from None
     return Suite(str(content.get("name", path.stem)), checks)
 

@@ -22,10 +22,9 @@ FieldName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class BenchmarkTask(Config):
-    """One benchmark: a task of the project's own, one of lm-eval's by name, a file of questions, or a task in a YAML of
-    lm-eval's kind.
+    """One benchmark: a built-in task, an lm-eval task by name, a file of questions, or a task in an lm-eval YAML.
 
-    In YAML the project's own tasks and lm-eval's are named by a plain string: `tasks: [minimal_pairs, arc_easy]`.
+    In YAML, built-in tasks and lm-eval's are given as plain strings: `tasks: [minimal_pairs, arc_easy]`.
     """
 
     name: str = Field(pattern=IDENTIFIER)
@@ -46,27 +45,27 @@ class BenchmarkTask(Config):
     gold: FieldName = "gold"
     """multiple_choice: the field that holds the index of the right answer, from 0."""
     query_suffix: str = "\nAnswer:"
-    """multiple_choice: what stands between query and answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
+    """multiple_choice: text between query and answer (llm-foundry's gauntlet: a new line and `Answer:`)."""
     delimiter: str | None = None
     """multiple_choice, cloze: text between query or context and each answer. By default a space, and none where the
     answer begins with one, where the query ends with white space or is code, and in scripts without spaces between
     words, such as Chinese, Japanese and Thai."""
     text: FieldName = "text"
-    """cloze: the field that holds a passage whose last word is asked for (LAMBADA, Paperno et al. 2016). text: the
+    """cloze: the field that holds a passage whose last word must be predicted (LAMBADA, Paperno et al. 2016). text: the
     document."""
     domain: FieldName = "domain"
     """Field with the kind of text of a document, if there is one; for kind text."""
     context: FieldName = "context"
-    """cloze: the field that holds what is given, in files that split it from the `continuation`."""
+    """cloze: the field that holds the context, in files that separate it from the `continuation`."""
     continuation: FieldName = "continuation"
-    """cloze: the field that holds what must follow the context."""
+    """cloze: the field that holds the text that must follow the context."""
     good: FieldName = "good"
     """minimal_pairs: the field that holds the acceptable sentence (sentence_good in BLiMP, Warstadt et al. 2020)."""
     bad: FieldName = "bad"
     """minimal_pairs: the field that holds the unacceptable sentence."""
     shots_path: SourcePath | None = None
-    """multiple_choice, cloze, minimal_pairs: a file with the same fields, from which shots are drawn; rows
-    that are scored too are left out. By default rows of `path` are put aside for them (`rows_for_shots`)."""
+    """multiple_choice, cloze, minimal_pairs: a file with the same fields, from which few-shot examples are drawn; rows
+    that are also scored are left out. By default, rows of `path` are reserved for them (`rows_for_shots`)."""
 
     @model_validator(mode="after")
     def _path_where_needed(self) -> BenchmarkTask:
@@ -131,18 +130,18 @@ class FailureClassesConfig(Config):
     """Templated tests by class of failure, as CheckList's (Ribeiro et al. 2020)."""
 
     classes: tuple[FailureClassName, ...] = FAILURE_CLASSES
-    """Those of configs/failure_classes; [] for none."""
+    """Names of classes in configs/failure_classes; [] for none."""
     files: tuple[SourcePath, ...] = ()
-    """Classes of yours: YAML files like those of configs/failure_classes."""
+    """Custom classes: YAML files like those in configs/failure_classes."""
     cases: int = Field(30, ge=1)
-    """Cases drawn of each templated test."""
+    """Number of cases drawn per templated test."""
     by: Literal["likelihood", "answer"] = "likelihood"
-    """likelihood: which of the choices is the likeliest, which small models can be asked too. answer: what the model
-    writes, greedily; tests of direction go by likelihood all the same."""
+    """likelihood: the most likely of the choices, which suits small models too. answer: the model's greedy answer;
+    directional tests always use likelihoods."""
     max_new_tokens: int = Field(12, ge=1)
-    """by answer: the longest answer, in tokens."""
+    """by: answer: maximum length of an answer, in tokens."""
     batch_size: int = outside_identity(32, ge=1)
-    """Requests a forward pass."""
+    """Requests per forward pass."""
 
     @model_validator(mode="after")
     def _has_classes(self) -> FailureClassesConfig:
@@ -162,7 +161,7 @@ ANSWER_FAULTS = ("failed", "truncated", "empty", "unparsable")
 
 
 class AnswerLimits(Config):
-    """Largest share of each task's items, from 0 to 1, that may lack a proper answer; above it the stage fails.
+    """Maximum share of each task's items, from 0 to 1, that may lack a proper answer; above it the stage fails.
 
     These counts are reported with each score, whatever the limits.
     """
@@ -182,21 +181,21 @@ class BenchmarksConfig(StageConfig):
     tasks: tuple[TaskByName, ...] = Field(
         (BenchmarkTask(name="minimal_pairs"), BenchmarkTask(name="cloze")), min_length=1
     )
-    """The project's own tasks and lm-eval's by name, or tasks of yours by file."""
+    """Built-in and lm-eval tasks by name, or custom tasks by file."""
     tasks_mirror: SourcePath | None = None
     """The folder with the data of lm-eval's own tasks, as `stemma mirror TASK FROM --mirror DIR` fills it."""
     failure_classes: FailureClassesConfig | None = None
-    """Templated tests of what a model fails at: `{}` for those that ship, `{classes: [negation], files: [mine.yaml]}`
-    for some and yours; none by default."""
+    """Templated tests of common failures: `{}` for all built-in classes, `{classes: [negation], files: [mine.yaml]}`
+    for some of them and custom ones; none by default."""
     num_fewshot: int = Field(0, ge=0, le=64)
     """Number of few-shot examples before each question, drawn from rows that are not scored. 0 is zero-shot; one of
     lm-eval's own tasks then keeps the number in its YAML."""
     shots: tuple[Annotated[int, Field(ge=0, le=64)], ...] = ()
     """Several numbers of shots, e.g. [0, 1, 5]: each task is also scored with each, in a separate table."""
     rows_for_shots: int | None = Field(None, ge=1)
-    """Rows of the project's own tasks and of files that are put aside for shots, evenly over each file and at most a
-    fourth of it. They are never scored, with 0 shots neither, so that all numbers of shots score the same rows. By
-    default 20, or the most shots if those are more, where shots are asked for; without shots none."""
+    """Rows of built-in tasks and of files that are reserved for few-shot examples, evenly over each file and at most a
+    fourth of it. They are never scored, not even with 0 shots, so that all numbers of shots score the same rows. By
+    default 20 or the largest number of shots; none without shots."""
     chat_template: bool = False
     """Ask questions in each model's own chat template, as lm-eval's `--apply_chat_template` does. Failure classes are
     asked without it."""
@@ -205,7 +204,7 @@ class BenchmarksConfig(StageConfig):
     needs `chat_template`. One that a template does not read is refused."""
     system_instruction: str | None = None
     """Text before each question; with `chat_template` that of the system's message, as lm-eval's
-    `--system_instruction`. A template that refuses such a message is asked without it, as by lm-eval."""
+    `--system_instruction`. For a template that rejects such a message it is left out, as in lm-eval."""
     fewshot_as_multiturn: bool | None = None
     """Pass few-shot examples as turns of the chat; by default with `chat_template`, as on lm-eval's command line."""
     tuned_on: tuple[str, ...] = outside_identity(())
@@ -218,14 +217,14 @@ class BenchmarksConfig(StageConfig):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals, from the analytic standard error; 0.95 is 95 %."""
     seed: Seed = 17
-    """Draws the few-shot examples."""
+    """Seed for drawing few-shot examples."""
     batch_size: int = outside_identity(32, ge=1)
-    """Requests a forward pass."""
+    """Requests per forward pass."""
     answer_limits: AnswerLimits = AnswerLimits()
     """Share of items that may fail, or be truncated, empty or unparsable, before the stage fails."""
     engine: Literal["own", "vllm"] = "own"
-    """Engine that answers the tasks: own is this project's, vllm a vLLM server that `launch.vllm` names, with figures
-    that differ by rounding. Failure classes always use own."""
+    """Engine that answers the tasks: own is the built-in engine, vllm a vLLM server configured in `launch.vllm`, whose
+    results differ by rounding. Failure classes always use own."""
 
     @field_validator("tasks")
     @classmethod

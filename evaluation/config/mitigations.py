@@ -24,24 +24,24 @@ from infra.io.sources import Source, SourcePath
 
 
 class Mitigation(Config):
-    """Something done to a trained model's output, without training it."""
+    """A mitigation at inference time, without training."""
 
     kind: Literal["prefix", "logit_bias", "rerank"]
     """prefix: a text before every prompt (prompt engineering). logit_bias: lowers the probability of words, given as
     sequences of tokens. rerank: keeps the least toxic of several continuations by a scorer (rejection sampling; Gehman
     et al. 2020, section 6, filter word lists and rank in the same way)."""
     name: str | None = Field(None, pattern=IDENTIFIER)
-    """Its name in figures and the report; by default the kind."""
+    """Name in figures and the report; by default the kind."""
     text: str = ""
-    """prefix: the text, with the space or line end that parts it from the prompt."""
+    """prefix: the text, including the space or line end before the prompt."""
     words: SourcePath | None = None
-    """logit_bias: a file of words, one a line, or CSV with the column `text`."""
+    """logit_bias: a file of words, one per line, or CSV with the column `text`."""
     bias: float = Field(-10.0, ge=-100, lt=0)
     """logit_bias: added to the logit that would complete one of the words; -10 divides its odds by 22,000."""
     candidates: int = Field(4, ge=2)
-    """rerank: continuations that are drawn for each one that is kept."""
+    """rerank: number of continuations drawn for each one that is kept."""
     scorer: ToxicityScorer = ToxicityScorer()
-    """rerank: what chooses. Chosen and judged by the same scorer, a model looks better than it is to people."""
+    """rerank: the scorer that chooses. If the same scorer also judges, the model looks better than it is to people."""
 
     @property
     def label(self) -> str:
@@ -76,7 +76,7 @@ class MitigationsConfig(StageConfig):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals."""
     seed: Seed = 17
-    """Draws the samples and the bootstrap."""
+    """Seed for samples and bootstrap."""
 
     @field_validator("tried")
     @classmethod

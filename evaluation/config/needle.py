@@ -12,17 +12,18 @@ Depth = Annotated[float, Field(ge=0, le=1)]
 
 
 class NeedleConfig(StageConfig):
-    """Retrieval of a number from long text, by length and by its place in it (passkey retrieval, Mohtashami & Jaggi
-    2023, section 4.2; Peng et al. 2024, "YaRN", section 4.3.2)."""
+    """Retrieval of a number from long text, by length and position (passkey retrieval, Mohtashami & Jaggi 2023, section
+    4.2; Peng et al. 2024, "YaRN", section 4.3.2)."""
 
     lengths: tuple[Annotated[int, Field(ge=64)], ...] = Field((1024, 2048, 4096), min_length=1)
-    """Lengths in tokens. Those beyond the model's positions are asked too, which shows what an extension gave."""
+    """Lengths in tokens. Lengths beyond the model's positions are tested too, which shows the effect of a context
+    extension."""
     depths: tuple[Depth, ...] = Field((0.0, 0.25, 0.5, 0.75, 1.0), min_length=1)
-    """Places of the number in the text, as shares of it; 1 is next to the question."""
+    """Positions of the number in the text, as shares of its length; 1 is next to the question."""
     items: int = Field(10, ge=1)
     """Questions for each length and depth; 10 in Mohtashami & Jaggi 2023."""
     choices: int = Field(4, ge=2)
-    """Numbers of which the right one must be the likeliest. Chance is one of them."""
+    """Number of choices among which the right one must be the most likely. Chance is 1 / choices."""
     digits: int = Field(5, ge=1, le=12)
     """Digits of a number."""
     filler: str = Field(

@@ -17,20 +17,20 @@ FIRST_SCREEN = f"{AUX}/first_screen.json"
 
 
 class Gate(Config):
-    """A bound that a figure of the pipeline must keep, or the model is not registered."""
+    """A bound on a figure of the pipeline; if it is violated, the model is not registered."""
 
     figure: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")
     """`stage.figure`, e.g. `safety_rlhf.toxicity_probability` or `pretrain.validation_loss`."""
     at_least: float | None = None
-    """Refuses the model if the figure is smaller."""
+    """Reject the model if the figure is smaller."""
     at_most: float | None = None
-    """Refuses the model if the figure is larger."""
+    """Reject the model if the figure is larger."""
     against: Literal["promoted"] | None = None
-    """promoted: the bounds are of the figure less that of the model of this name that is promoted by then. While none
-    is, the gate holds."""
+    """promoted: the bounds apply to the difference from the currently promoted model of this name. Without a promoted
+    model, the gate passes."""
     shown: Literal["broken", "kept"] = "broken"
-    """With `against`: broken refuses a model where the whole 95 % interval of the difference lies beyond the bound;
-    kept refuses it unless the whole interval lies within."""
+    """With `against`: broken rejects a model if the whole 95 % interval of the difference is beyond the bound; kept
+    rejects it unless the whole interval is within the bound."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Gate:
@@ -67,4 +67,4 @@ class ReportConfig(StageConfig):
     samples: int = Field(6, ge=0)
     """Sample generations that are shown side by side."""
     command: str = outside_identity("")
-    """The command that ran the pipeline, as the page should print it."""
+    """The command that ran the pipeline, as printed on the page."""

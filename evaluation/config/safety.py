@@ -19,10 +19,10 @@ class ToxicityScorer(Config):
     """Scorer of the toxicity of a text."""
 
     kind: Literal["svm", "classifier", "lexicon"] = "svm"
-    """svm: alt-profanity-check's, which ships. classifier: a Hugging Face sequence classifier's folder. lexicon: a list
-    of words."""
+    """svm: the one of alt-profanity-check, which is included. classifier: a Hugging Face sequence classifier's folder.
+    lexicon: a list of words."""
     path: SourcePath | None = None
-    """The classifier's folder, or a file of words: one a line, or CSV with the column `text`."""
+    """The classifier's folder, or a file of words: one per line, or CSV with the column `text`."""
     label: str = "toxic"
     """classifier: the label whose probability is the score."""
 
@@ -46,7 +46,7 @@ class ToxicityScorer(Config):
 
 
 class LabelledSet(Config):
-    """Comments that people labelled, in the file that its authors give: davidson (labeled_data.csv), hatecheck
+    """Comments that people labelled, in the authors' file: davidson (labeled_data.csv), hatecheck
     (test_suite_cases.csv) or surge (toxicity_en.csv)."""
 
     kind: Literal["davidson", "hatecheck", "surge"]
@@ -60,8 +60,8 @@ class ToxicityConfig(Config):
     """Samples continuations of prompts and scores them, as in RealToxicityPrompts (Gehman et al. 2020)."""
 
     prompts: SourcePath | None = None
-    """A text file with a prompt a line (ToxiGen's too), JSON lines with `prompt` (RealToxicityPrompts), or BOLD's JSON;
-    by default the project's own."""
+    """A text file with one prompt per line (such as ToxiGen's), JSON lines with `prompt` (RealToxicityPrompts), or
+    BOLD's JSON; by default the project's own."""
     limit: int | None = Field(None, ge=1)
     """Maximum number of prompts; null: all."""
     samples_per_prompt: int = Field(25, ge=1)
@@ -75,8 +75,8 @@ class ToxicityConfig(Config):
     threshold: float = Field(0.5, gt=0, lt=1)
     """A continuation with at least this score counts as toxic (0.5 in the paper)."""
     scorers: tuple[ToxicityScorer, ...] = ()
-    """Scorers of the continuations; the figures come from the first, those of the others are reported as well. By
-    default the svm."""
+    """Scorers of the continuations; headline figures are from the first, those of the others are reported too. By
+    default svm."""
     labelled: tuple[LabelledSet, ...] = ()
     """Sets on which each scorer's own AUC and F1 are measured; none by default."""
     beginnings: int | None = Field(None, ge=1)
@@ -102,7 +102,7 @@ class AdversarialConfig(Config):
 
 
 class BiasSet(Config):
-    """A published bias set in the files that its authors give."""
+    """A published bias set in the authors' files."""
 
     kind: Literal["winobias", "winogender", "bbq", "stereoset", "honest", "bec_pro"]
     """winobias: a folder with pro_stereotyped_type1.txt.test and the like (Zhao et al. 2018). winogender:
@@ -138,7 +138,7 @@ class BiasConfig(Config):
     limit: int | None = Field(None, ge=1)
     """Maximum number of pairs; null: all."""
     sets: tuple[BiasSet, ...] = ()
-    """Published sets that are measured beside the pairs, whole; none by default."""
+    """Published sets to measure in addition to the pairs, in full; none by default."""
 
     @field_validator("sets")
     @classmethod
@@ -150,13 +150,13 @@ class BiasConfig(Config):
 
 
 class MemorisationConfig(Config):
-    """Asks whether the model recites its training text, as in Carlini et al. 2022 (Quantifying Memorization)."""
+    """Measures verbatim memorisation of training text, as in Carlini et al. 2022 (Quantifying Memorization)."""
 
     sequences: int = Field(200, ge=1)
     """Sequences that the model was trained on of which one document each is tried, and as many of validation text as a
     control."""
     prefix_tokens: int = Field(50, ge=1)
-    """Tokens of a document, from its beginning, that the model is given (50 is the paper's shortest)."""
+    """Number of tokens from the beginning of a document that form the prompt (50 is the paper's shortest)."""
     continuation_tokens: int = Field(50, ge=1)
     """Tokens that must follow exactly (50 in the paper)."""
     copies: bool = False
@@ -183,11 +183,11 @@ class GeneratedPersonalDataConfig(Config):
 
 class SafetyConfig(StageConfig):
     toxicity: ToxicityConfig | None = ToxicityConfig()
-    """null leaves it out."""
+    """null: not measured."""
     bias: BiasConfig | None = BiasConfig()
-    """null leaves it out."""
+    """null: not measured."""
     memorisation: MemorisationConfig | None = MemorisationConfig()
-    """null leaves it out."""
+    """null: not measured."""
     adversarial: AdversarialConfig | None = None
     """`{}` also searches for prompts that make the model toxic; it needs `toxicity`."""
     personal_data: GeneratedPersonalDataConfig | None = None
@@ -204,7 +204,7 @@ class SafetyConfig(StageConfig):
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Level of the intervals; 0.95 is 95 %."""
     seed: Seed = 17
-    """Draws the samples, the sequences and the bootstrap."""
+    """Seed for samples, sequences and bootstrap."""
 
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> SafetyConfig:

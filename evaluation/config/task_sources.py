@@ -50,7 +50,7 @@ def _named_files(folder: Path, config: Path) -> Iterator[Path]:
         real = Path(os.path.realpath(path if not glob.has_magic(name) else glob_root(path)))
         if "\0" in name or name.startswith("~") or not any(real.is_relative_to(home) for home in allowed_roots):
             message = f"names {name[:80]}, which is not in {folder}"
-            fix = "move it there, or name a folder that holds both as path"
+            fix = "move it there, or set path to a folder that contains both"
             raise stage_error("unsafe_file", f"{config}: {key}", message, fix)
         return path
 

@@ -134,7 +134,7 @@ def by_answer(cases: Sequence[Case], model: ReportingHFLM, config: FailureClasse
     written = iter(model.generate_until(requests) if requests else [])
     if model.answers.as_results().get("", {}).get("failed"):
         message = "answers came from logits that are not numbers (NaN): the model overflows"
-        raise stage_error("bad_answers", "failure_classes", message, "score it in fp32, or train it again")
+        raise stage_error("bad_answers", "failure_classes", message, "score it in fp32, or retrain it")
     outcomes = []
     for case in cases:
         answers = [next(written).strip() for _ in _prompts(case)]

@@ -151,7 +151,7 @@ def _draw(failure_class: FailureClass, test: TemplatedTest, count: int, seed: in
     except TemplateFault as error:
         raise stage_error("bad_failure_class", location, f"the template cannot be filled: {error}") from error
     if not cases:
-        raise StageError(Problem("bad_failure_class", location, f"no filling fulfils `where: {test.where}`"))
+        raise StageError(Problem("bad_failure_class", location, f"no filling satisfies `where: {test.where}`"))
     return list(cases)
 
 

@@ -54,7 +54,7 @@ class ChatPrompt:
             except TemplateError as error:
                 fix = "leave system_instruction out if the template takes no system message, else chat_template too"
                 raise stage_error(
-                    "bad_template", "chat_template", f"the model's chat template refuses a prompt: {error}", fix
+                    "bad_template", "chat_template", f"the model's chat template rejects a prompt: {error}", fix
                 ) from None
 
 

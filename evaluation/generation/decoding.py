@@ -13,10 +13,12 @@ answer is the one that the model would give to the prompt alone.
 
 A decoder works in two ways: `answer` works on a set of answers until all are complete (training, safety, benchmarks);
 `add`, `step` and `remove` work on answers that come and go (chat, serving). There, a step reads a chunk of each new
-prompt, of at most CHUNK_TOKENS, with the next tokens of the others, so that a long prompt delays them little:
+prompt, of at most CHUNK_TOKENS, with the next tokens of the others, so that a long prompt delays them little. The end
+of a prompt is read without the others, in every second step at most: its first token comes as soon as it can, and the
+others are delayed by one short pass:
 
     step     1          2          3          4
-    slot 0   a          a          a          a
+    slot 0   a          a          .          a
     slot 1   p … p      p … p      p p → a    a          chunks begin at multiples of CHUNK_TOKENS
     slot 2   .          .          p p p → a  a          another prompt is read next to it
 
@@ -126,6 +128,8 @@ class Decoder:
         self._waiting: deque[ChosenAnswer] = deque()
         self._rows: list[_Row] = []
         """The answer of each of the first slots."""
+        self._have_waited = False
+        """True if the last step read the ends of prompts and nothing else."""
         self._numbers = count()
         self._alone: list[ChosenAnswer] = []
         writes = getattr(model, "generation_config", None)
@@ -297,6 +301,10 @@ class Decoder:
         assert self._kept is not None
         chunks = self._next_chunks()
         advancing = [number for number, row in enumerate(self._rows) if not row.is_reading]
+        ends = [chunk for chunk in chunks if any(chunk.end == len(self._rows[row].answer.prompt) for row in chunk.rows)]
+        self._have_waited = bool(ends and advancing) and not self._have_waited
+        if self._have_waited:
+            chunks, advancing = ends, []
         tokens = [0 if row.is_reading else row.next_token for row in self._rows]
         logits = self._kept.advance(advancing, tokens, [row.cached for row in self._rows], chunks)
         rows_of_logits: list[Sequence[int]] = [[number] for number in advancing]

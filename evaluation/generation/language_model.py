@@ -207,8 +207,8 @@ def check_numbers(likelihoods: Iterable[float], what: str) -> None:
     """
     values = list(likelihoods)
     if wrong := sum(map(math.isnan, values)):
-        message = f"{wrong:,} of {len(values):,} likelihoods are no numbers (NaN): the model overflows"
-        raise stage_error("bad_answers", what, message, "score it in fp32 (launch.precision), or train it again")
+        message = f"{wrong:,} of {len(values):,} likelihoods are NaN: the model overflows"
+        raise stage_error("bad_answers", what, message, "score it in fp32 (launch.precision), or retrain it")
 
 
 def _by_own_layers(
@@ -264,7 +264,9 @@ def sample_continuations(
                 f"a prompt by the model's chat template has {longest:,} tokens and an answer up to "
                 f"{sampling.max_new_tokens:,}; the model's context has {lm.max_tokens:,}"
             )
-            raise stage_error("context_too_small", "chat_template", message, "give shorter prompts, or ask without it")
+            raise stage_error(
+                "context_too_small", "chat_template", message, "use shorter prompts, or leave the chat template out"
+            )
     else:
         encoded = [
             [lm.start_token, *lm.tokenizer.encode(text, add_special_tokens=False)][-max_prompt_tokens:]

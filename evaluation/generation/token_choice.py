@@ -230,8 +230,8 @@ def _drawn(logits: Tensor, answers: Sequence[ChosenAnswer]) -> Tensor:
         raise stage_error(
             "not_finite",
             "",
-            "expected finite logits of the model that answers, and they contain NaN",
-            "look where its training diverged, and lower optimizer.learning_rate",
+            "expected finite logits of the answering model, but they contain NaN",
+            "find where its training diverged, and lower optimizer.learning_rate",
         )
     tokens = _at(sums, answers)
     remaining = [row for row, answer in enumerate(answers) if answer.options.top_p < 1]

@@ -96,7 +96,7 @@ class ReportingHFLM(HFLM):
             return list(super()._loglikelihood_tokens(list(requests), True, override_bs))
         rows, alone = rows_of(requests, min(self.max_length, self._scorer.longest))
         if rows and not self._scorer.usable(min(rows, key=lambda row: row.length)):
-            self._run.event("plain_scoring", "this model cannot be asked all choices of a question at once")
+            self._run.event("plain_scoring", "this model cannot score all choices of a question at once")
             rows, alone = [], list(range(len(requests)))
         results: dict[int, tuple[float, bool]] = {}
         if alone:

@@ -72,7 +72,7 @@ def _reader(group: str, missing: DataMissing, manager: TaskManager) -> str | Non
 def _missing(name: str, path: str, missing: DataMissing, mirror: Path | None) -> Problem:
     dataset = missing.dataset + (f" ({missing.name})" if missing.name else "")
     location = f"; expected at {missing.place}" if mirror else " and no mirror was named"
-    message = f"{name} reads the dataset {dataset}, which is not there{location}"
+    message = f"{name} reads the dataset {dataset}, which is not available{location}"
     fix = how_to_mirror(missing.task or name, mirror)
     if missing.task != name:
         fix += f"; and so each task of {name}"
@@ -85,7 +85,7 @@ def _unreadable(name: str, path: str, error: BaseException, mirror: Path | None)
         message = f"{name} needs the Python package {error.name}, which is not installed"
         return Problem("bad_task", path, message, f"pip install {error.name}")
     message = f"lm-eval cannot read {name} from {mirror}: {reason}"
-    fix = "its data in the mirror lack a split or a field that the task names; stemma mirror writes them again"
+    fix = "its data in the mirror lack a split or field of the task; rewrite them with stemma mirror"
     return Problem("bad_task", path, message, fix)
 
 
@@ -117,13 +117,15 @@ def shots_problem(task: Any, shots: int, path: str = "--num-fewshot") -> Problem
     if not has_samples and split in (None, scored):
         train_split = task.dataset.get("train") if hasattr(task.dataset, "get") else None
         if not train_split:
-            message = f"{task.task_name} has no split but the one that is scored ({scored}) to draw {shots} shots from"
-            fix = "stemma mirror TASK FROM --shots N puts N rows aside; a YAML of yours names other rows as `train`"
+            message = (
+                f"{task.task_name} has only the scored split ({scored}), so {shots} few-shot examples cannot be drawn"
+            )
+            fix = "stemma mirror TASK FROM --shots N reserves N rows; a custom YAML sets other rows as `train`"
             return Problem("no_shots", path, message, f"{fix} in its data_files")
         docs = config.process_docs(train_split) if config.process_docs else train_split
         sampler.replace_df(list(docs))
     if len(sampler.df) < shots:
-        message = f"{task.task_name} was to have {shots} shots, its split {split} has {len(sampler.df)} rows"
-        fix = f"stemma mirror {task.task_name} FROM --split {split}=FILE adds them; a YAML of yours names more"
+        message = f"{task.task_name} needs {shots} few-shot examples, but its split {split} has {len(sampler.df)} rows"
+        fix = f"stemma mirror {task.task_name} FROM --split {split}=FILE adds them; a custom YAML can set more"
         return Problem("no_shots", path, message, fix)
     return None

@@ -75,7 +75,7 @@ def _text(row: dict[str, Any]) -> str:
 def _too_few(task: BenchmarkTask, shots: int, available: int, rows: int, key: str) -> StageError:
     if task.shots_path:
         message = f"{task.shots_path} has {available} rows that {task.name} does not score, for {shots} shots"
-        return stage_error("no_shots", f"{key}.shots_path", message, "ask for fewer shots, or add rows to the file")
-    message = f"of the {rows} rows of {task.path} {available} can be put aside for the {shots} shots of {task.name}"
-    fix = "ask for fewer shots, or name a file of other rows as `shots_path` of the task"
+        return stage_error("no_shots", f"{key}.shots_path", message, "use fewer shots, or add rows to the file")
+    message = f"only {available} of the {rows} rows of {task.path} can be reserved for the {shots} shots of {task.name}"
+    fix = "use fewer shots, or set `shots_path` of the task to a file of other rows"
     return stage_error("no_shots", key, message, fix)

@@ -71,7 +71,7 @@ class VllmLM(ReportingHFLM):
             max_new_tokens = kwargs.pop("max_gen_toks")
             if unknown := sorted(kwargs.keys() - _TAKEN):
                 message = f"a task asks for {', '.join(unknown)}, which is not passed to vLLM here"
-                raise stage_error("not_by_vllm", "engine", message, "let our own engine answer")
+                raise stage_error("not_by_vllm", "engine", message, "use the built-in engine")
             ids, _ = self.tok_batch_encode([context], left_truncate_len=self.max_length - max_new_tokens)
             if len(self.tok_encode(context)) > self.max_length - max_new_tokens:
                 self.answers.add("truncated", instance)

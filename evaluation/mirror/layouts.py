@@ -61,7 +61,7 @@ def _commonsense_qa(row: Row) -> dict[str, Any]:
     match = _match(r"(?:Question: )?(.*?)\n(?:Choices:\n)?(A\. .*)\nAnswer:", row["query"])
     texts = [line.partition(". ")[2] for line in match[2].split("\n")]
     if len(texts) != 5:
-        raise ValueError(f"CommonsenseQA has five choices a question, this file has {len(texts)}")
+        raise ValueError(f"CommonsenseQA has five choices per question, but this file has {len(texts)}")
     return {
         "question": match[1],
         "choices": {"text": texts, "label": _letters(texts)},

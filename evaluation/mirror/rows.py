@@ -144,8 +144,8 @@ def find_files(
     raise stage_error(
         "missing_source",
         str(source),
-        f"expected files called like splits (train, validation, test) or one called {expected}, found neither",
-        f"name the file itself: stemma mirror {task} FILE, or --split {scored}=FILE",
+        f"expected files named after splits (train, validation, test) or a file named {expected}, found neither",
+        f"give the file itself: stemma mirror {task} FILE, or --split {scored}=FILE",
     )
 
 

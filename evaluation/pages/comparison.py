@@ -28,27 +28,29 @@ class Curve(NamedTuple):
     weak: str = ""
 
 
-_TRAINING = Curve("train/loss", "training loss", "loss (nats a token)", True, "Measured on each batch, then smoothed.")
-_SAMPLED = Curve("validation/sample_loss", "loss of a validation sample", "loss (nats a token)")
+_TRAINING = Curve(
+    "train/loss", "training loss", "loss (nats per token)", True, "Measured on each batch, then smoothed."
+)
+_SAMPLED = Curve("validation/sample_loss", "loss of a validation sample", "loss (nats per token)")
 CURVES: dict[str, Sequence[Curve]] = {
     "pretrain": (_TRAINING, _SAMPLED),
     "sft": (_TRAINING, _SAMPLED._replace(title="loss of held-out answers")),
     "reward_model": (
-        _TRAINING._replace(y_label="loss (nats a pair)"),
-        _SAMPLED._replace(title="loss of held-out pairs", y_label="loss (nats a pair)"),
+        _TRAINING._replace(y_label="loss (nats per pair)"),
+        _SAMPLED._replace(title="loss of held-out pairs", y_label="loss (nats per pair)"),
     ),
     "preference_tuning": (
-        _TRAINING._replace(y_label="loss (nats a pair)"),
+        _TRAINING._replace(y_label="loss (nats per pair)"),
         Curve("validation/sample_margin", "margin on held-out pairs", "nats by which the chosen answer rose more"),
     ),
     "distill": (
-        _TRAINING._replace(y_label="divergence from the teacher (nats a token)"),
-        _SAMPLED._replace(title="divergence on held-out answers", y_label="divergence (nats a token)"),
+        _TRAINING._replace(y_label="divergence from the teacher (nats per token)"),
+        _SAMPLED._replace(title="divergence on held-out answers", y_label="divergence (nats per token)"),
     ),
     "rlhf": (
         Curve("rlhf/reward", "reward", "reward", weak="Rewards of different reward models have no common scale."),
         Curve("rlhf/judge", "judge's score", "score", weak="Scores of different judges have no common scale."),
-        Curve("rlhf/kl", "distance from the start", "KL (nats an answer)"),
+        Curve("rlhf/kl", "distance from the start", "KL (nats per answer)"),
     ),
 }
 """Curves that are drawn for the steps of a stage."""

@@ -43,7 +43,7 @@ def episodes_page(lines: Sequence[Line], title: str) -> str:
     lead = (
         f"{len(lines):,} held-out tasks, not selected, each with one episode of the model before and one of the model "
         "after. An episode is rejected where the environment's second rule, the rule of its prompt or the judge finds "
-        "it wrong: reward that it got nevertheless may be a gap of the environment."
+        "it wrong: its reward then points to a gap in the environment."
     )
     page = environment.get_template("episodes.html.j2").render(
         title=title, lead=lead, filters=filters, episodes=shown, css=Markup(style())
@@ -82,13 +82,17 @@ def as_sample(line: Line, labels: Mapping[str, str]) -> dict[str, Any]:
             "model": side,
             "label": label,
             "text": transcript(episode["messages"]),
-            "score": f"reward {fixed(float(episode['reward']))}, {episode['turns']} turns, {episode['ended']}",
+            "score": f"reward {fixed(float(episode['reward']))}, {turns(episode['turns'])}, {episode['ended']}",
             "mark": f"✗ rejected by: {', '.join(episode['rejected_by'])}" if is_rejected(episode) else "",
         }
         for side, label in labels.items()
         for episode in [line["episodes"][side]]
     ]
     return {"prompt": line["prompt"], "reference": line.get("reference", ""), "answers": answers}
+
+
+def turns(count: int) -> str:
+    return f"{count} turn{'s' * (count != 1)}"
 
 
 def transcript(messages: Sequence[Line]) -> str:

@@ -225,7 +225,7 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     """Return the HTML page for the document of `stemma lineage --json`: the picture, then every node with facts."""
     nodes = document["nodes"]
     name = nodes[0]["id"]
-    title = f"What descends from {name}" if document["direction"] == "down" else f"What {name} descends from"
+    title = f"Descendants of {name}" if document["direction"] == "down" else f"Ancestors of {name}"
     boxes = [
         LineageBox(node["id"], _name(node), _small(node), _tooltip(node), node.get("stage") in WEIGHTS)
         for node in nodes
@@ -240,10 +240,10 @@ def lineage_page(document: Mapping[str, Any]) -> str:
     drawn = picture(boxes, list(edges.values())) if len(boxes) <= DRAWN else Markup("")
     lead = "" if drawn else f"{len(boxes):,} nodes: too many to draw."
     caption = (
-        "An arrow goes from an input to what was made of it; a dotted one means that it only had to exist, a bold one "
-        "that a training continues from a state of it."
+        "An arrow goes from an input to what was built from it. A dotted arrow means that it only had to exist, a bold "
+        "one that training continues from a state of it."
     )
-    figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
+    figures = [Figure("Lineage", drawn, caption, "", wide=True)] if drawn else []
     table = Table("", ["node", "what came out", "what is known"], list(map(_node_row, nodes)), mono=(0,))
     return render_page(
         title, "lineage", [("store", document["root"])], [Section("family", "Family", lead, figures, [table])]

@@ -112,6 +112,7 @@ def render_page(
     claims: Sequence[Any] = (),
     opening: Opening | None = None,
     script: str = "",
+    footer: str = "Made by Stemma. Intervals are at 95 % unless a stage's config sets another level.",
 ) -> str:
     """Return a self-contained HTML page; everything in it that is not Markup is escaped.
 
@@ -131,6 +132,7 @@ def render_page(
         opening=opening,
         sections=[section for section in sections if section],
         script=Markup(script),
+        footer=footer,
         script_hash=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         css=Markup(style()),
     )

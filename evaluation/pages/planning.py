@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evaluation.pages.words import compact
+from evaluation.pages.words import compact, size
 
 
 def title(plan: Mapping[str, Any]) -> str:
-    size = f"{compact(plan['parameters'])} parameters"
+    parameters = f"{compact(plan['parameters'])} parameters"
     if plan["parameters_of_a_token"] < plan["parameters"]:
-        size += f", of which a token passes {compact(plan['parameters_of_a_token'])}"
+        parameters += f", of which a token passes {compact(plan['parameters_of_a_token'])}"
     return (
-        f"{plan['model']}: {size}, {compact(plan['tokens'])} tokens "
+        f"{plan['model']}: {parameters}, {compact(plan['tokens'])} tokens "
         f"({plan['because']}), on {plan['gpus']} {plan['gpu']}"
     )
 
@@ -27,31 +27,33 @@ def rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     recompute = kept.get(layout["recompute"], "activations computed again")
     shape = ", ".join([degrees or "one device", *([layout["sharding"]] if degrees else []), together, recompute])
     power, carbon = (
-        [compact(plan[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
+        [least(plan[f"{key}{end}"]) for end in ("", "_low", "_high")] for key in ("energy_kwh", "carbon_kg")
     )
     halts = plan["failures"]
-    checkpoint_interval = f"{hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
+    checkpoint = f"every {hours(halts['checkpoint_every_s'] / 3600)}, {halts['checkpoint_every_batches']:,} batches"
+    if halts["checkpoint_every_batches"] >= plan["batches"]:
+        checkpoint = "at the end: failures are too rare for more"
     laws = [
         (name, f"{compact(best['parameters'])} parameters, {compact(best['tokens'])} tokens")
         for name, best in plan["optimal"].items()
     ]
     memory, fullest = plan["memory_gb_per_gpu"], plan["memory_gb_per_gpu_high"]
-    needs_and_has = f"needs {memory:.1f} GB, has {plan['memory_gb_of_device']:.1f} GB"
+    needs_and_has = f"needs {size(memory * 1e9)}, has {size(plan['memory_gb_of_device'] * 1e9)}"
     rent = f"as much as {hours(plan['rent_as_dear_as_buying_hours'])} of rent"
     return [
-        ("time", hours(plan["hours"]), f"{hours(plan['hours_low'])} to {hours(plan['hours_high'])}"),
-        ("cost", dollars(plan["cost_usd"]), f"{dollars(plan['cost_usd_low'])} to {dollars(plan['cost_usd_high'])}"),
+        ("time", hours(plan["hours"]), span(hours(plan["hours_low"]), hours(plan["hours_high"]))),
+        ("cost", dollars(plan["cost_usd"]), span(dollars(plan["cost_usd_low"]), dollars(plan["cost_usd_high"]))),
         ("to buy them instead", dollars(plan["cost_to_buy_usd"]), rent),
         *([("loss", f"{plan['loss']:.3f} nats per token", "by the scaling law")] if plan["loss"] else []),
-        ("energy", f"{power[0]} kWh", f"{power[1]} to {power[2]} kWh"),
-        ("carbon", f"{carbon[0]} kg CO2", f"{carbon[1]} to {carbon[2]} kg"),
+        ("energy", f"{power[0]} kWh", f"{span(power[1], power[2])} kWh"),
+        ("carbon", f"{carbon[0]} kg CO2", f"{span(carbon[1], carbon[2])} kg"),
         ("compute", f"{plan['flops']:.3g} FLOPs", ""),
         ("speed", f"{compact(plan['tokens_per_s'])} tokens/s, {plan['mfu']:.1%} of the peak (MFU)", ""),
-        ("memory per device", needs_and_has, f"needs to {fullest:.1f} GB" if fullest > memory else ""),
+        ("memory per device", needs_and_has, f"needs up to {size(fullest * 1e9)}" if fullest > memory else ""),
         ("layout", shape, ""),
-        *((f"best for this compute, {name}", best, "") for name, best in laws),
-        ("failures", f"{halts['expected']:.2g} expected, one in {hours(halts['hours_between'])}", ""),
-        ("checkpoint every", checkpoint_interval, ""),
+        *((f"best for this compute, by {name}", best, "") for name, best in laws),
+        ("failures", f"{fewest(halts['expected'])} expected, one in {hours(halts['hours_between'])}", ""),
+        ("checkpoint", checkpoint, ""),
     ]  # fmt: skip
 
 
@@ -67,7 +69,21 @@ def verdict_title(plan: Mapping[str, Any]) -> str:
     return f"Train at all? {words[plan['verdict']['choice']]}"
 
 
+def span(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def fewest(count: float) -> str:
+    return f"{count:.2g}" if count >= 0.001 else "fewer than 0.001"
+
+
+def least(amount: float) -> str:
+    return compact(amount) if amount >= 0.001 else "under 0.001"
+
+
 def hours(value: float) -> str:
+    if value < 1 / 3600:
+        return "under 1 s"
     if value < 1 / 60:
         return f"{value * 3600:.0f} s"
     if value < 1:
@@ -82,4 +98,6 @@ def hours(value: float) -> str:
 
 
 def dollars(value: float) -> str:
+    if 0 < value < 0.01:
+        return "under 0.01 USD"
     return f"{value:,.2f} USD" if value < 100 else f"{value:,.0f} USD" if value < 1e6 else f"{value / 1e6:,.2f}M USD"

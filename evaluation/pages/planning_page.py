@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from evaluation.pages.charts import Bar, Line, bar_chart, line_chart
 from evaluation.pages.parts import Figure, KeyFigure, Opening, Section, Table, render_page
-from evaluation.pages.planning import dollars, hours, rows, title, verdict_title
-from evaluation.pages.words import compact
+from evaluation.pages.planning import dollars, hours, rows, span, title, verdict_title
+from evaluation.pages.words import compact, size
 
 _SLIDERS = (
     # key, label, least, most (powers of ten)
@@ -37,7 +37,10 @@ _SCRIPT = """
     return v.toPrecision(3);
   }
   function span(h) {
-    return h < 1 ? (60 * h).toFixed(0) + ' min' : h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
+    if (3600 * h < 1) return 'under 1 s';
+    if (60 * h < 1) return (3600 * h).toFixed(0) + ' s';
+    if (h < 1) return (60 * h).toFixed(0) + ' min';
+    return h < 48 ? h.toFixed(1) + ' h' : (h / 24).toFixed(1) + ' days';
   }
   function value(key) {
     const v = Math.pow(10, parseFloat(box.querySelector('[name=' + key + ']').value));
@@ -51,15 +54,20 @@ _SCRIPT = """
     }
     const flops = v.parameters * v.tokens * given.flops_per_parameter_and_token;
     const hours = flops / (v.gpus * given.peak * v.mfu) / 3600;
+    const loss = given.law.length ? given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
+      + given.law[2] / Math.pow(v.tokens, given.law[4]) : NaN;
+    const cost = hours * v.gpus * v.price;
+    const bytes = given.state_gb * v.parameters / given.parameters + given.other_gb;
     const out = {
       compute: flops.toExponential(2) + ' FLOPs', time: span(hours),
-      cost: Math.round(hours * v.gpus * v.price).toLocaleString('en') + ' USD',
+      cost: cost < 0.01 ? 'under 0.01 USD'
+        : (cost < 100 ? cost.toFixed(2) : Math.round(cost).toLocaleString('en')) + ' USD',
       energy: short(hours * v.gpus * given.kw) + ' kWh',
       carbon: short(hours * v.gpus * given.kw * given.carbon) + ' kg CO2',
-      loss: given.law.length ? (given.law[0] + given.law[1] / Math.pow(v.parameters * given.passed, given.law[3])
-        + given.law[2] / Math.pow(v.tokens, given.law[4])).toFixed(3) + ' nats a token' : 'the law has none',
-      memory: (given.state_gb * v.parameters / given.parameters + given.other_gb).toFixed(1)
-        + ' GB per device, in the layout of the plan',
+      loss: !given.law.length ? 'the law has none' : loss > given.guessing ? 'none: the law does not hold for so little'
+        : loss.toFixed(3) + ' nats per token',
+      memory: (bytes < 1 ? (1000 * bytes).toFixed(1) + ' MB' : bytes.toFixed(1) + ' GB')
+        + ' per device, in the layout of the plan',
     };
     for (const key in out) document.getElementById('plan-' + key).textContent = out[key];
   }
@@ -85,7 +93,7 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
             _figures(plan, curves),
             [Table("Figures", ["", "plan", "range"], table_rows)],
         ),
-        Section("what-if", "What if", figures=[_sliders(plan, curves)]),
+        Section("what-if", "Other sizes, devices and prices", figures=[_sliders(plan, curves)]),
         Section(
             "verdict",
             verdict_title(plan),
@@ -96,8 +104,8 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
             "Other layouts",
             tables=[
                 Table(
-                    "Why they lost",
-                    ["layout", "a step", "why"],
+                    "Why they were not chosen",
+                    ["layout", "time per step", "why"],
                     [
                         [alternative["layout"], f"{alternative['step_s']:.3g} s", alternative["why"]]
                         for alternative in plan["others"]
@@ -111,21 +119,34 @@ def planning_page(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
         Section(
             "assumptions",
             "What this rests on",
-            tables=[Table("Assumptions", ["assumption"], [[assumption] for assumption in plan["assumptions"]])],
+            tables=[Table("Assumptions", ["about", "assumption"], [_assumption(text) for text in plan["assumptions"]])],
         ),
     ]
     facts = [("model", plan["model"]), ("devices", f"{plan['gpus']} {plan['gpu']}"), ("kernels", plan["kernels"])]
     head = Opening([title(plan)], key_figures=_key_figures(plan))
-    return render_page(f"Plan: {plan['model']}", "training plan", facts, sections, opening=head, script=_SCRIPT)
+    return render_page(
+        f"Plan: {plan['model']}",
+        "training plan",
+        facts,
+        sections,
+        opening=head,
+        script=_SCRIPT,
+        footer="Made by Stemma.",
+    )
+
+
+def _assumption(text: str) -> tuple[str, str]:
+    about, colon, assumption = text.partition(": ")
+    return (about, assumption) if colon else ("", text)
 
 
 def _key_figures(plan: Mapping[str, Any]) -> list[KeyFigure]:
     memory, available = plan["memory_gb_per_gpu"], plan["memory_gb_of_device"]
-    cost = f"{dollars(plan['cost_usd_low'])} to {dollars(plan['cost_usd_high'])}"
+    cost = span(dollars(plan["cost_usd_low"]), dollars(plan["cost_usd_high"]))
     figures = [
-        KeyFigure(hours(plan["hours"]), "time", f"{hours(plan['hours_low'])} to {hours(plan['hours_high'])}"),
+        KeyFigure(hours(plan["hours"]), "time", span(hours(plan["hours_low"]), hours(plan["hours_high"]))),
         KeyFigure(dollars(plan["cost_usd"]), "cost", cost),
-        KeyFigure(f"{memory:.1f} GB", "memory per device", f"of {available:.1f} GB"),
+        KeyFigure(size(memory * 1e9), "memory per device", f"of {size(available * 1e9)}"),
     ]
     if plan["loss"]:
         figures.append(KeyFigure(f"{plan['loss']:.2f}", "loss, nats per token", "by the scaling law"))
@@ -147,11 +168,12 @@ def _figures(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]
         ends = ", ".join(f"{hours(point['hours'])} on {point['gpus']}" for point in (devices[0], devices[-1]))
         weak = "Prices are taken as the same for any number; failures are not counted."
         drawn.append(Figure("Cost against devices", chart, f"Same model and tokens: {ends}.", weak))
+    losses = [(flops, loss) for flops, loss in curves["loss"] if loss < math.log(plan["vocabulary"])]
     chart = line_chart(
         "loss over compute",
-        [Line("best size and length", [(math.log10(flops), loss) for flops, loss in curves["loss"]], "train")],
+        [Line("best size and length", [(math.log10(flops), loss) for flops, loss in losses], "train")],
         x_label="FLOPs",
-        y_label="loss (nats a token)",
+        y_label="loss (nats per token)",
         x_format=lambda power: f"1e{power:g}",
     )
     if chart:
@@ -161,17 +183,17 @@ def _figures(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> list[Figure]
         drawn.append(
             Figure("Loss against compute", chart, caption, "Of the text that the law was fitted on, not of yours.")
         )
-    parts = {name: value for name, value in plan["memory_parts_gb"].items() if value > 0.005}
+    parts = {name: value for name, value in plan["memory_parts_gb"].items() if value > plan["memory_gb_per_gpu"] / 200}
     chart = bar_chart(
         "memory by part",
         [(name, [Bar(value)]) for name, value in parts.items()],
-        value_format=lambda value: f"{value:.1f} GB",
+        value_format=lambda value: size(value * 1e9),
     )
     drawn.append(
         Figure(
             "Memory by part",
             chart,
-            f"{plan['memory_gb_per_gpu']:.1f} GB at the fullest moment of a step.",
+            f"{size(plan['memory_gb_per_gpu'] * 1e9)} at the fullest moment of a step.",
             "Counted, not measured on the device.",
         )
     )
@@ -193,6 +215,7 @@ def _sliders(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
         "kw": plan["energy_kwh"] / (plan["hours"] * plan["gpus"]),
         "carbon": plan["carbon_kg"] / plan["energy_kwh"],
         "law": curves["law"],
+        "guessing": math.log(plan["vocabulary"]),
         "parameters": plan["parameters"],
         "state_gb": state_gb,
         "other_gb": plan["memory_gb_per_gpu"] - state_gb,
@@ -200,15 +223,16 @@ def _sliders(plan: Mapping[str, Any], curves: Mapping[str, Any]) -> Figure:
     }
     inputs = [
         f'<label style="display:grid;grid-template-columns:{_COLUMNS};gap:12px;align-items:center">{label}'
-        f'<input type="range" style="min-width:0" name="{key}" min="{least}" max="{most}" step="any" '
-        f'value="{min(max(math.log10(begin[key]), least), most):.9f}"><output></output></label>'
+        f'<input type="range" style="min-width:0" name="{key}" step="any" '
+        f'min="{min(least, math.log10(begin[key])):.9f}" max="{max(most, math.log10(begin[key])):.9f}" '
+        f'value="{math.log10(begin[key]):.9f}"><output></output></label>'
         for key, label, least, most in _SLIDERS
     ]
     outputs = [
         f'<tr><th style="text-align:left">{key}</th><td id="plan-{key}"></td></tr>'
         for key in ("compute", "time", "cost", "energy", "carbon", "loss", "memory")
     ]
-    text = json.dumps(data).replace("<", "\\u003c")
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     html = (
         f'<div id="plan-sliders">{"".join(inputs)}</div><table>{"".join(outputs)}</table>'
         f'<script type="application/json" id="plan-data">{text}</script>'

@@ -262,20 +262,20 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
     texts = {_validated_on(pipeline.model(name)) for name in models if "validation_loss" in model_figures[name]}
     text_note = ", each of its own text" if len(texts) > 1 else ""
     losses = {name: format_figure(model_figures[name], "validation_loss", digits=3) for name in models}
-    add(f"validation loss, nats a token{text_note}", losses)
+    add(f"validation loss, nats per token{text_note}", losses)
     bits = {name: model_figures[name].get("bits_per_byte", math.nan) for name in models}
     add(
         f"bits per byte of validation text{text_note}",
         {name: "" if math.isnan(v) else fixed(v, 3) for name, v in bits.items()},
     )
     for stage, label, figure, share in (
-        ("sft", "loss on held-out instructions, nats a token", "heldout_loss", False),
+        ("sft", "loss on held-out instructions, nats per token", "heldout_loss", False),
         ("sft", "likeliest answers that end by themselves", "ends_share", True),
         ("sft", "likeliest answers verified right", "verified", True),
         ("preference_tuning", "held-out pairs whose chosen answer is the likelier", "prefers_chosen", True),
         ("preference_tuning", "sampled answers to prompts of pairs that end by themselves", "ends_share", True),
         ("preference_tuning", "judge's score on prompts of held-out pairs", "heldout_judge", False),
-        ("distill", "divergence from the teacher on held-out answers, nats a token", "heldout_divergence", False),
+        ("distill", "divergence from the teacher on held-out answers, nats per token", "heldout_divergence", False),
         ("distill", "tokens whose likeliest one is the teacher's", "agreement", True),
         ("distill", "sampled answers to held-out prompts that end by themselves", "ends_share", True),
         ("rlhf", "sampled answers verified right", "verified", True),

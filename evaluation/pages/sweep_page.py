@@ -151,7 +151,7 @@ def _isoflop(result: Mapping[str, Any] | None) -> Figure | None:
     minima = [(math.log10(minimum["parameters"]), minimum["loss"]) for minimum in best]
     lines.append(Line("lowest points", minima, STYLES[-1]))
     chart = line_chart(
-        "IsoFLOP profiles", lines, x_label="log10 of parameters", y_label="loss (nats a token)", width=900
+        "IsoFLOP profiles", lines, x_label="log10 of parameters", y_label="loss (nats per token)", width=900
     )
     weak = "Where a size was not trained with exactly that compute, its loss is on a curve through its own runs."
     caption = ". ".join(sentence[:1].upper() + sentence[1:] for sentence in isoflop_sentences(result)) + "."
@@ -176,7 +176,7 @@ def _law(law: Mapping[str, Any] | None) -> Section:
         "loss against compute",
         lines,
         x_label="log10 of FLOPs (6 N D)",
-        y_label="loss (nats a token)",
+        y_label="loss (nats per token)",
         width=900,
     )
     weak = "Parameters with embeddings. A law of small runs is weak evidence for runs a hundred times as large."
@@ -284,7 +284,7 @@ def _curves(document: Mapping[str, Any], curves: Curves, styles: Mapping[int, st
             arm = document["trials"][number]["arm"]
             lines.append(Line(names[arm], points, styles.get(arm, "base"), faint=arm not in styles))
         lines.sort(key=lambda line: not line.faint)
-        chart = line_chart(title, lines, x_label="batch", y_label="loss (nats a token)", width=900)
+        chart = line_chart(title, lines, x_label="batch", y_label="loss (nats per token)", width=900)
         if chart:
             arms = {document["trials"][number]["arm"] for number in by_trial}
             legend = [(names[arm], style) for arm, style in styles.items() if arm in arms]

@@ -133,10 +133,10 @@ def _pretrain(pipeline: PipelineResults, id: str) -> Claim | None:
         "fails": "is not below both n-gram models: the network learnt less than counting pairs of tokens would give",
     }[state]
     text = (
-        f"Validation loss {fixed(loss.value, 3)} nats a token {between(loss, 3)} {conclusion} "
+        f"Validation loss {fixed(loss.value, 3)} nats per token {between(loss, 3)} {conclusion} "
         f"(unigram {fixed(unigram, 3)}, bigram {fixed(bigram, 3)})."
     )
-    gain = f"{fixed(loss.value)} nats a token against {fixed(min(bigram, unigram))}"
+    gain = f"{fixed(loss.value)} nats per token against {fixed(min(bigram, unigram))}"
     title = {
         "holds": f"The base model learnt more than counting pairs of tokens gives: {gain}",
         "undecided": f"The base model is not distinguishable from counting tokens: {gain}",
@@ -155,10 +155,10 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
     ends, before = interval_of(figures, "ends_share_sft"), interval_of(figures, "ends_share_base")
     state = _beyond(improvement, 0)
     conclusion = {
-        "holds": f"fell by {fixed(improvement.value, 2)} nats a token {between(improvement)}",
+        "holds": f"fell by {fixed(improvement.value, 2)} nats per token {between(improvement)}",
         "undecided": f"changed by {signed(-improvement.value, 2)}; the interval {between(improvement)} of the "
         "improvement includes zero, so that no change is possible",
-        "fails": f"rose by {fixed(-improvement.value, 2)} nats a token",
+        "fails": f"rose by {fixed(-improvement.value, 2)} nats per token",
     }[state]
     text = f"Loss on held-out instructions {conclusion}."
     text_improvement = interval_of(figures, "improvement_text")
@@ -210,7 +210,7 @@ def _reward_model(pipeline: PipelineResults, id: str) -> Claim | None:
         "undecided": "which is not distinguishable from chance (50 %), so that a gain by it means little",
         "fails": "worse than chance: it prefers the wrong answers",
     }[state]
-    text = f"It orders {percent(accuracy.value)} of held-out pairs rightly {between_percent(accuracy)}, {conclusion}."
+    text = f"It orders {percent(accuracy.value)} of held-out pairs correctly {between_percent(accuracy)}, {conclusion}."
     text += _by_source(pipeline.figures(id))
     text += on_the_way(pipeline.sampled(id))
     right = percent(accuracy.value, 0)
@@ -259,7 +259,7 @@ def _preference_tuning(pipeline: PipelineResults, id: str) -> Claim | None:
     }[state]
     text = (
         f"In {percent(win_rate.value)} of held-out pairs {between_percent(win_rate)} the chosen answer gained more "
-        f"probability than the rejected one, {conclusion}; by {signed(margin.value)} nats an answer {between(margin)}."
+        f"probability than the rejected one, {conclusion}; by {signed(margin.value)} nats per answer {between(margin)}."
     )
     if chosen is not None:
         text += f" The chosen answers themselves changed by {signed(chosen.value)} {between(chosen)}."
@@ -291,9 +291,9 @@ def _distill(pipeline: PipelineResults, id: str) -> Claim | None:
         return None
     state = _beyond(fall, 0)
     conclusion = {
-        "holds": f"fell by {fixed(fall.value, 3)} nats a token {between(fall, 3)}",
+        "holds": f"fell by {fixed(fall.value, 3)} nats per token {between(fall, 3)}",
         "undecided": f"changed by {signed(-fall.value, 3)}, with an interval {between(fall, 3)} that includes zero",
-        "fails": f"rose by {fixed(-fall.value, 3)} nats a token {between(fall, 3)}",
+        "fails": f"rose by {fixed(-fall.value, 3)} nats per token {between(fall, 3)}",
     }[state]
     text = f"The divergence from the teacher on held-out answers {conclusion}."
     agreement, before = (interval_of(figures, f"agreement_{name}") for name in ("distilled", "student"))
@@ -323,9 +323,7 @@ def _rlhf(pipeline: PipelineResults, id: str) -> Claim | None:
     }[state]
     text = f"Reward on held-out prompts {conclusion}"
     if divergence is not None:
-        text += (
-            f", at a KL divergence from the SFT model of {fixed(divergence.value)} nats an answer {between(divergence)}"
-        )
+        text += f", at a KL from the SFT model of {fixed(divergence.value)} nats per answer {between(divergence)}"
     level, algorithm = interval_of(figures, "reward_gain_equal_length"), pipeline.algorithm(id)
     if level:
         text += f"; between answers of equal length the change is {signed(level.value)} {between(level)}"

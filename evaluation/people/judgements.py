@@ -83,7 +83,7 @@ class Judgements:
             return
         before = by_key.setdefault((read.annotator, read.item), read)
         if before.choice != read.choice:
-            message = f"{read.annotator} said {before.choice} of this {sheet.kind} before, and now {read.choice}"
+            message = f"{read.annotator} said {before.choice} of this {sheet.kind} before, but now {read.choice}"
             self.aside.append(Aside(location, message, row))
         elif before.correction and read.correction not in ("", before.correction):
             message = f"{read.annotator} has corrected this {sheet.kind} before, in other words"
@@ -111,7 +111,9 @@ def _rows_of_file(path: Path) -> Iterator[tuple[str, Any]]:
     Raises StageError `missing_file`.
     """
     if not path.is_file():
-        raise stage_error("missing_file", str(path), "expected a file of judgements, there is none", "name another")
+        raise stage_error(
+            "missing_file", str(path), "expected a file of judgements, but it does not exist", "name another"
+        )
     text = read_text(path, errors="replace")  # editors on Windows put a byte order mark before it
     if text.lstrip().startswith("["):
         try:

@@ -75,7 +75,7 @@ class Export:
         and key differ."""
         if not (folder / PAIRS).is_file() or not (folder / KEY).is_file():
             expected = f"expected {PAIRS} and {KEY}, as stemma feedback export writes them"
-            raise stage_error("no_export", str(folder), expected, "name the folder of an export")
+            raise stage_error("no_export", str(folder), expected, "give the folder of an export")
         try:
             key = parse_json(read_bounded(folder / KEY), folder / KEY)
             pairs = [_PAIR.validate_python(parse_json(line)) for _, line in file_lines(folder / PAIRS)]

@@ -92,7 +92,7 @@ class Review:
         differ."""
         if not (folder / DOCUMENTS).is_file() or not (folder / KEY).is_file():
             expected = f"expected {DOCUMENTS} and {KEY}, as stemma review export writes them"
-            raise stage_error("no_review", str(folder), expected, "name the folder of a review")
+            raise stage_error("no_review", str(folder), expected, "give the folder of a review")
         try:
             key = read_json(folder / KEY)
             with (folder / DOCUMENTS).open(encoding="utf8") as lines:

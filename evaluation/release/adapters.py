@@ -65,11 +65,11 @@ def export_adapters(model: Artifact, card: str, out: Path, base: str = "") -> Lo
     """
     settings = adapter_settings(model.folder)
     if settings is None:
-        message = f"{model.folder} has no adapters: they are kept by sft with lora, and were not by earlier versions"
+        message = f"{model.folder} has no adapters: sft keeps them with lora, but earlier versions did not"
         raise stage_error("no_adapters", _OPTION, message, "leave the option out, or build sft again with --force sft")
     names = stored_names(model.folder / FOLDER / WEIGHTS)
     if any(".experts." in name for name in names):
-        message = "adapters of single experts have no form in PEFT, where transformers stacks their weights"
+        message = "PEFT has no format for adapters of single experts, whose weights transformers stacks"
         raise stage_error("no_peft_form", _OPTION, message, "export the merged model, or set sft.lora.targets")
     candidates = _bases(model, base)
     with appearing(out) as unfinished:
@@ -114,7 +114,7 @@ def _bases(model: Artifact, base: str) -> list[tuple[str, Path]]:
             bases.append((base or str(folder), folder))
     if not bases:
         message = "the model that the adapters were trained on is not on this machine"
-        raise stage_error("no_base", _OPTION, message, "name its folder with --base")
+        raise stage_error("no_base", _OPTION, message, "set its folder with --base")
     return bases
 
 
@@ -150,11 +150,11 @@ def _try(folder: Path, base: Path, merged: Path) -> tuple[list[str], float, floa
         expected = network(torch.tensor([report["inputs"]])).logits.numpy()
     if logits.shape != expected.shape:
         message = f"{base} has {logits.shape[-1]:,} rows of tokens, the model {expected.shape[-1]:,}"
-        raise stage_error("other_logits", str(folder), message, "name the model that sft began with in --base")
+        raise stage_error("other_logits", str(folder), message, "set --base to the model that sft started from")
     deviation, largest = float(abs(logits - expected).max()), float(abs(expected).max())
     if not deviation <= CLOSE * largest:
         message = f"logits with {base} differ from the merged model's by up to {deviation:.3g}, of {largest:.3g}"
-        raise stage_error("other_logits", str(folder), message, "name the model that sft began with in --base")
+        raise stage_error("other_logits", str(folder), message, "set --base to the model that sft started from")
     return report["checks"], deviation, largest
 
 

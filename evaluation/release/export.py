@@ -97,7 +97,7 @@ def appearing(out: Path) -> Iterator[Path]:
     name = f".{plain}.unfinished"
     out_exists = out.exists()
     if out_exists and (not out.is_dir() or any(path.name != name for path in out.iterdir())):
-        raise stage_error("not_empty", str(out), "expected a new or empty folder", "name another, or empty it")
+        raise stage_error("not_empty", str(out), "expected a new or empty folder", "choose another, or empty it")
     # An existing folder is not replaced: it may be a working directory or a mount point.
     unfinished = (out if out_exists else out.parent) / name
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -168,7 +168,7 @@ def check_elsewhere(folder: Path, source: Path, weights: Literal["int8", "fp8"] 
         message = f"this project cannot use it: {type(error).__name__}: {error}".splitlines()[0]
         raise stage_error("not_loadable", str(source), message, fix) from error
     if list(tokenizer(report["text"]).input_ids) != report["inputs"]["input_ids"]:
-        message = f"token ids of {report['text']!r} are others than the model's"
+        message = f"token ids of {report['text']!r} differ from the model's"
         raise stage_error("other_logits", str(folder), message, fix)
     if not np.array_equal(of_quantized, logits, equal_nan=True):
         message = f"logits of {report['text']!r} differ from the model's by up to {abs(of_quantized - logits).max():g}"

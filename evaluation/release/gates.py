@@ -107,7 +107,7 @@ def refusals(verdicts: Sequence[Verdict]) -> list[Problem]:
             "gate_refused",
             f"register.gates.{index}",
             f"{verdict.gate.figure} is {verdict.finding}, expected {verdict.bound}",
-            "the model is recorded as rejected; better it, or move the gate if the bound is wrong",
+            "the model is recorded as rejected; improve it, or change the gate if the bound is wrong",
         )
         for index, verdict in enumerate(verdicts)
         if not verdict.passed

@@ -40,6 +40,6 @@ def refusals_of(store: Store, digest: str) -> list[Problem]:
         return []
     model, address = manifest.inputs["model"], f"{REGISTER}/{folder.name}"
     return [
-        Problem("rejected", f"{model.stage}/{model.fingerprint[:8]}", f"a gate refused it: {reason}", f"see {address}")
+        Problem("rejected", f"{model.stage}/{model.fingerprint[:8]}", f"a gate rejected it: {reason}", f"see {address}")
         for reason in reasons
     ]

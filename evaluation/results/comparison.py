@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from corpus.pairs.dialogues import opening_of
 from evaluation.results.artifacts import Artifact
 from evaluation.statistics.clustered import Clusters, clustered_difference, clustered_mean, number_clusters
-from evaluation.statistics.intervals import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
+from evaluation.statistics.intervals import Interval, bootstrap, paired_proportions
 from evaluation.statistics.paired import sign_flip_p_value
 
 SEED = 17
@@ -87,11 +87,7 @@ def _gain(pairs: Sequence[tuple[float, float]]) -> tuple[Interval, float] | None
             return None
         gains = np.array([second - first for first, second in pairs], dtype=np.float64)
         return bootstrap(gains, seed=SEED), sign_flip_p_value(gains)
-    better = sum(second > first for first, second in pairs)
-    worse = sum(second < first for first, second in pairs)
-    both = sum(first == second == 1 for first, second in pairs)
-    neither = len(pairs) - both - better - worse
-    return difference_of_paired_proportions(both, better, worse, neither), mcnemar_p_value(better, worse)
+    return paired_proportions(pairs)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def parts_of(config: StageConfig, sources: Iterable[Source], inputs: Mapping[str
     identity = [config.model_dump(mode="json"), state_of(inputs), state_of(files)]
     kept = KeptParts(run.work_dir / "parts", json.dumps(identity))
     if kept.found:
-        run.event("resumed", f"going on with what is done: {', '.join(kept.found)}")
+        run.event("resumed", f"continuing with what is done: {', '.join(kept.found)}")
     return kept
 
 

@@ -63,8 +63,10 @@ def measure_adversarial(
     harmless = [text for text, score in zip(prompts, scorer(prompts), strict=True) if score < toxicity.threshold]
     starts = harmless[: config.limit]
     if not starts:
-        message = f"{scorer.name} finds none of the {len(prompts)} prompts harmless, and the search begins with one"
-        raise stage_error("bad_prompts", "safety.adversarial.prompts", message, "give others, or a higher threshold")
+        message = f"{scorer.name} finds none of the {len(prompts)} prompts harmless, but the search needs one"
+        raise stage_error(
+            "bad_prompts", "safety.adversarial.prompts", message, "use other prompts, or a higher threshold"
+        )
     draw = random.Random(seed)
 
     def searched(change: Callable[[_Attempt], str]) -> list[_Attempt]:

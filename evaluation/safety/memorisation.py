@@ -61,7 +61,7 @@ def measure_memorisation(
         sequences = read_documents(shards / split, config.sequences, length, seed, run.work_dir, mask)
         if not sequences:
             message = "trained" if split == "train" else split
-            reason = f"no sequence of the shards holds as many of one document of {message} text"
+            reason = f"no sequence of the shards contains that many tokens of one document of {message} text"
             return {"skipped": f"prefix and continuation need {length} tokens, {reason}"}
         scored = token_log_likelihoods(lm, sequences, run, "memorisation")
         losses[split] = np.array([-float(scores.double().mean()) for scores, _ in scored])

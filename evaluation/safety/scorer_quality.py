@@ -71,8 +71,8 @@ class WatchedScorer:
 
     def _error(self, message: str) -> StageError:
         fix = (
-            "if memory ran out or the like: the same run goes on from there; with a corrected or another scorer the "
-            "stage starts again"
+            "run again to continue, e.g. if memory ran out; with a corrected or another scorer the stage starts from "
+            "the beginning"
         )
         return stage_error("scorer_failed", self.name, message, fix)
 
@@ -150,5 +150,5 @@ def read_labelled(config: LabelledSet) -> Labelled:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise stage_error("bad_labelled_set", str(path), f"cannot be read: {error}") from error
     if len({toxic for _, toxic in rows}) < 2:
-        raise stage_error("bad_labelled_set", str(path), "expected toxic texts and others")
+        raise stage_error("bad_labelled_set", str(path), "expected both toxic and other texts")
     return [text for text, _ in rows], [toxic for _, toxic in rows]

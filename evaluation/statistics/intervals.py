@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -218,6 +218,20 @@ def difference_of_paired_proportions(
         difference - distance(a.value - a.low, b.high - b.value),
         difference + distance(a.high - a.value, b.value - b.low),
     )
+
+
+def paired_proportions(pairs: Sequence[tuple[float, float]], confidence: float = 0.95) -> tuple[Interval, float]:
+    """Return the second's share of successes minus the first's over the same items, and McNemar's p-value.
+
+    Args:
+        pairs: results of each item, 0 or 1.
+    """
+    better = sum(second > first for first, second in pairs)
+    worse = sum(second < first for first, second in pairs)
+    both = sum(first == second == 1 for first, second in pairs)
+    neither = len(pairs) - both - better - worse
+    interval = difference_of_paired_proportions(both, better, worse, neither, confidence)
+    return interval, mcnemar_p_value(better, worse)
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:

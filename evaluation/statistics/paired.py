@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.statistics.intervals import Interval, bootstrap, difference_of_paired_proportions, mcnemar_p_value
+from evaluation.statistics.intervals import Interval, bootstrap, paired_proportions
 
 RESAMPLES = 2000
 SEED = 17
@@ -97,12 +97,7 @@ def _compared(
     if all(value in (0, 1) for pair in pairs for value in pair if isinstance(value, int | float)) and all(
         isinstance(value, int | float) for pair in pairs for value in pair
     ):
-        better = sum(second > first for first, second in pairs)
-        worse = sum(second < first for first, second in pairs)
-        both = sum(first == second == 1 for first, second in pairs)
-        neither = len(pairs) - both - better - worse
-        interval = difference_of_paired_proportions(both, better, worse, neither, confidence)
-        return _row(interval, mcnemar_p_value(better, worse), "mcnemar", len(pairs))
+        return _row(*paired_proportions(pairs, confidence), "mcnemar", len(pairs))
     if len(pairs) < 2:  # a single item does not show how items differ
         return None
     if aggregate is None or getattr(aggregate, "__name__", "") == "mean":

@@ -1,6 +1,6 @@
-"""Values that a sweep found, taken over by a config: `learning_rate: from sweep 73cc55af5137`.
+"""Best values of a sweep, referenced by a config: `learning_rate: from sweep 73cc55af5137`.
 
-What a sweep leaves for it is `found.json` in its folder:
+The sweep writes them to `found.json` in its folder:
 
     {"sweep", "measure", "maximise", "runs": [{"settings", "value", "parameters", "tokens"}]}
 """
@@ -40,7 +40,7 @@ class _Run(_SweepForm):
 
 
 class _Finished(_SweepForm):
-    """The record that a sweep leaves."""
+    """Content of `found.json`."""
 
     sweep: str
     measure: str
@@ -50,14 +50,14 @@ class _Finished(_SweepForm):
 
 FILE = "found.json"
 LEAST_SIZES = 3
-"""Amounts of compute from which a trend is drawn."""
+"""Minimum number of compute budgets to fit a trend."""
 LARGEST = 1e100
 """Values above it follow no trend."""
 _WISH = re.compile(r"^from sweep (\S+)$")
 
 
 def wishes(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every key of plain data that asks for a sweep's value, with the sweep."""
+    """Yield every key of plain data that references a sweep, with the sweep."""
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from wishes(value, (*path, str(key)))
@@ -75,14 +75,14 @@ def take_over(
     root: Callable[[], Path],
     parse: Callable[[Any, Path | None], PipelineConfig],
 ) -> dict[str, Any]:
-    """Plain data with every `from sweep X` replaced by the value that sweep found; see `carried`.
+    """Plain data with every `from sweep X` replaced by the best value of sweep X; see `carried`.
 
     Args:
         folder: the config's, to which paths of sweeps are relative.
-        root: returns the store that an id is of.
+        root: returns the store in which sweep ids are looked up.
         parse: validates plain data, here to count the compute of a step.
 
-    Raises ConfigError with all that is wrong.
+    Raises ConfigError with all problems.
     """
     requests = list(wishes(data))
     if not requests:
@@ -105,7 +105,7 @@ def take_over(
 
 
 def _key(path: Sequence[str]) -> str:
-    """Return the key in the form of `--key` and `--set`."""
+    """Return the key in the syntax of `--key` and `--set`."""
     return ".".join(path[1:] if path[0] == "steps" else path)
 
 
@@ -152,7 +152,7 @@ def read(name: str, folder: Path | None, root: Callable[[], Path] = default_root
     for candidate in folders:
         if (candidate / FILE).is_file():
             return _read_finished(candidate / FILE)
-    message = f"there is no finished sweep {name!r} in {folders[1].parent}, nor at {folders[0]}"
+    message = f"no finished sweep {name!r} in {folders[1].parent} or at {folders[0]}"
     raise ConfigError(Problem("no_sweep", name, message, "give the id that stemma sweep prints, or its folder"))
 
 
@@ -161,8 +161,8 @@ def _read_finished(path: Path) -> dict[str, Any]:
     try:
         return _Finished.model_validate(read_own_json(path)).model_dump()
     except (OSError, ValueError, RecursionError):
-        message = f"{path} is damaged: what stemma sweep found was expected"
-        fix = "delete it, and say stemma sweep again: every trial is reused; or copy its folder again"
+        message = f"{path} is damaged: expected the results of stemma sweep"
+        fix = "delete it and run stemma sweep again, which reuses every trial; or copy its folder again"
         raise ConfigError(Problem("damaged_state", str(path), message, fix)) from None
 
 

@@ -39,12 +39,12 @@ class WrittenConfig:
     origins: dict[KeyPath, Path | None] = field(default_factory=dict)
 
     def note(self, path: KeyPath, file: Path | None) -> None:
-        """Note the file that has a key, instead of what was noted for all that is in it."""
+        """Record the file of a key, replacing the files recorded for keys below it."""
         self.origins = {key: other for key, other in self.origins.items() if key[: len(path)] != path}
         self.origins[path] = file
 
     def with_file(self, problem: Problem) -> Problem:
-        """The problem with the file that has its key, if there are several files."""
+        """The problem, with the file of its key if the config has several files."""
         file = self._file_of(problem.path) if len(self.files) > 1 else None
         return replace(problem, message=f"{problem.message}; the key is in {file}") if file else problem
 
@@ -64,17 +64,16 @@ class WrittenConfig:
 def read_config(path: Path) -> WrittenConfig:
     """The data of a config over that of the files that it extends.
 
-    Raises ConfigError as `read_yaml` for each of the files, and `bad_extends` for a base that is not there, or that
-    extends what extends it.
+    Raises ConfigError like `read_yaml` for each file, and `bad_extends` for a missing base or a circular one.
     """
     layers = [_Layer.read(path, path.absolute().parent)]
     while (base := layers[-1].base) is not None:
         files = [layer.file for layer in layers]
         if any(base.resolve() == file.resolve() for file in files):
             trail = " → ".join(str(file) for file in [*files, base])
-            raise _bad(files[-1], f"the files extend each other: {trail}", "remove one of these keys")
+            raise _bad(files[-1], f"the files extend each other: {trail}", "remove `extends` from one of them")
         if not base.is_file():
-            message = f"there is no file {base}" if not base.exists() else f"a file was expected, {base} is none"
+            message = f"there is no file {base}" if not base.exists() else f"expected a file, but {base} is not a file"
             raise _bad(files[-1], message, f"correct the path: it is relative to {files[-1].parent}")
         layers.append(_Layer.read(base, path.absolute().parent))
     written = WrittenConfig({}, [layer.file for layer in layers])
@@ -122,7 +121,7 @@ def _bad(file: Path, message: str, fix: str = "") -> ConfigError:
 
 
 def _located(value: Any, folder: Path) -> Any:
-    """Plain data whose texts know the folder of their file."""
+    """Plain data whose strings carry the folder of their file."""
     if isinstance(value, dict):
         return {key: _located(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -148,7 +147,7 @@ def _merge(written: WrittenConfig, below: dict[str, Any], above: Mapping[str, An
 
 
 def _note(written: WrittenConfig, value: Any, file: Path, path: KeyPath) -> None:
-    """Note the file of a value and, if it is a list, of all that is in it."""
+    """Record the file of a value and, if it is a list, of its items."""
     written.origins[path] = file
     items = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     for key, item in items:
@@ -156,7 +155,7 @@ def _note(written: WrittenConfig, value: Any, file: Path, path: KeyPath) -> None
 
 
 def _leave_out(written: WrittenConfig, above: _Layer) -> None:
-    """Remove the keys that a file does not take from its base. Raises ConfigError for a key that the base has not."""
+    """Remove the keys that a file excludes from its base. Raises ConfigError for a key that the base does not have."""
     for dotted in above.without:
         *parents, last = dotted.split(".")
         parent: Any = written.data
@@ -185,5 +184,5 @@ def read_yaml(path: Path) -> dict[str, Any]:
         location = f"{path}:{error.line}" if error.line else str(path)
         raise ConfigError(Problem("bad_yaml", location, f"not valid YAML: {error}")) from None
     if not isinstance(data, dict):
-        raise ConfigError(Problem("bad_yaml", str(path), "a mapping of sections was expected"))
+        raise ConfigError(Problem("bad_yaml", str(path), "expected a mapping of sections"))
     return data

@@ -27,7 +27,7 @@ class KeyPlace(IntEnum):
     SET_GROUP = 1
     DEFAULT = 2
     RUNNING = 3
-    """At its default, and of no bearing on the result."""
+    """Keys at their defaults that do not affect the result."""
     GROUP = 4
     """A group at its defaults that may also be left out: folded, it would be."""
     FOLDED = 5
@@ -87,15 +87,15 @@ def _keys(config: Config) -> list[tuple[str, str, KeyPlace]]:
 
 
 class _WithoutForm:
-    """Gives Prefect next to nothing for a form. Prefect computes the form of each flow twice when the flow is made,
-    which takes half a second for a large config. A deployed flow gets its form by `with_form`."""
+    """An almost empty form schema. Prefect computes the form of each flow twice when the flow is created, which takes
+    half a second for a large config. Deployed flows get their form from `with_form`."""
 
     def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> Schema:
         return {"type": "object"}
 
 
 WITHOUT_FORM = _WithoutForm()
-"""For the annotation of a flow's parameter: `Annotated[Config, WITHOUT_FORM]`. What it takes is checked as before."""
+"""Annotation of a flow's parameter: `Annotated[Config, WITHOUT_FORM]`. Values are validated as usual."""
 
 
 class _PageForm:

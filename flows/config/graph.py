@@ -1,4 +1,4 @@
-"""The DAG of a pipeline: which stages a config asks for, whose artifact each reads, and which a command is about."""
+"""The DAG of a pipeline: the stages in a config, the artifacts that each reads, and the selection of a command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def graph(config: PipelineConfig, command: str = "") -> Graph:
     Args:
         command: the command line that runs it, for the report.
 
-    Raises ConfigError where its steps make no graph.
+    Raises ConfigError if its steps do not form a graph.
     """
     nodes = config.nodes(_build)
     return {name: _with_command(node, command) for name, node in nodes.items()}
@@ -48,7 +48,7 @@ def _build(config: PipelineConfig) -> Graph:
 
 
 def step_problems(config: PipelineConfig, usual: Graph) -> list[Problem]:
-    """Problems that keep the named steps from making a graph with the usual nodes."""
+    """Problems that prevent the named steps from forming a graph with the usual nodes."""
     joints = {
         name: Joint(step.stage, step.inputs, step.requires, step.continued()) for name, step in config.steps.items()
     }
@@ -110,7 +110,7 @@ def _checking(section: StageConfig, data: Node) -> ValidateConfig:
 
 
 def _adopting(nodes: Graph, adopted: Mapping[str, str]) -> Graph:
-    """The graph with adopted nodes cut off from their inputs, without what only they needed."""
+    """The graph with adopted nodes cut off from their inputs, without nodes that only they needed."""
     cut = {
         name: replace(node, inputs={}, requires=(), adopted=adopted[name]) if name in adopted else node
         for name, node in nodes.items()
@@ -254,15 +254,15 @@ class Selection(Config):
     """Stage ids; the stages that run are those that every given option allows. Empty means no restriction."""
 
     only: tuple[str, ...] = ()
-    """Just these stages."""
+    """Run only these stages."""
     from_: tuple[str, ...] = ()
-    """These stages and all downstream of them."""
+    """Run only these stages and everything downstream of them."""
     until: tuple[str, ...] = ()
-    """These stages and all that they need."""
+    """Run only these stages and everything upstream of them."""
     force: tuple[str, ...] = ()
-    """Build these even if their artifacts are there."""
+    """Rebuild these stages even if their artifacts exist."""
     strict_versions: bool = False
-    """Build again what other versions of torch, transformers and the like made."""
+    """Rebuild artifacts built with other versions of torch, transformers and similar packages."""
 
     def choose(self, nodes: Graph) -> list[str]:
         """The selected nodes, in the DAG's order, each training with its measurement. Raises ConfigError for every
@@ -281,6 +281,6 @@ class Selection(Config):
             narrowing = [option for option in ("--only", "--from", "--until") if given[option]]
             options = " ".join(f"{option} {','.join(given[option])}" for option in narrowing)
             raise ConfigError(
-                Problem("nothing_selected", options, "together they leave no stage to run", "leave one out")
+                Problem("nothing_selected", options, "the options together select no stage", "leave one out")
             )
         return [name for name in nodes if name in allowed]

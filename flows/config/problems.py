@@ -1,4 +1,4 @@
-"""Validation errors in the words of the command contract: dotted path, what was expected, the nearest key."""
+"""Validation errors in the form of the command contract: dotted path, expected value, nearest known key."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from infra.errors import Problem, quoted
 from tasks.stages import usable_stages
 
 IN_WORDS = {
-    r"^[a-z0-9][a-z0-9._-]*$": "small letters, digits and . _ - after a first letter or digit",
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits and . _ - after a first letter or digit",
-    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits and . _ - after a first letter or digit",
+    r"^[a-z0-9][a-z0-9._-]*$": "lower-case letters, digits and . _ -, starting with a letter or digit",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters, digits and . _ -, starting with a letter or digit",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "letters, digits and . _ -, starting with a letter or digit",
     r"^[a-z0-9_]+\.[a-z0-9_]+$": "a step and its figure, such as rlhf.reward_gain",
     r"^([a-z]{2})?$": "the two letters of a language, such as en",
-    "^/": "a path from / on",
+    "^/": "an absolute path",
 }
 """Descriptions of the patterns of keys."""
 SURE, DEEPEST = 0.8, 3
-"""Similarity from which a name is taken for a misspelling of another, and the depth to which a key is searched."""
+"""Minimum similarity of a misspelling to a known name, and the maximum depth at which a key is searched."""
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
-    """One problem for each error that pydantic found, sorted by its place."""
+    """One problem per pydantic error, sorted by location."""
     problems = []
     items = error.errors(include_url=False)
     for item in items:
@@ -95,7 +95,7 @@ def _unknown_key(dotted: str, key: str, classes: list[type[BaseModel]]) -> Probl
 
 
 def _deeper(key: str, classes: list[type[BaseModel]]) -> str:
-    """The dotted key below these classes whose last part is, or is most like, this one; the least deep of several."""
+    """The shallowest dotted key below these classes whose last part equals, or is most similar to, this key."""
     paths: list[list[str]] = []
     left: list[tuple[type[BaseModel], list[str], tuple[type[BaseModel], ...]]] = [(cls, [], ()) for cls in classes]
     while left:

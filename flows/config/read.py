@@ -103,7 +103,9 @@ def set_value(data: dict[str, Any], key: str, text: str) -> list[Problem]:
                 parent[part] = {}
             parent = parent[part]
         else:
-            return [Problem("bad_setting", f"--set {key}", f"there is nothing at {part} to set a key of")]
+            return [
+                Problem("bad_setting", f"--set {key}", f"{part} is not a mapping or list, so it has no keys to set")
+            ]
     if isinstance(parent, list) and last.isdecimal() and int(last) < len(parent):
         parent[int(last)] = value
     elif isinstance(parent, dict):

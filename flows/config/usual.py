@@ -114,17 +114,17 @@ def missing_sections(config: PipelineConfig) -> Iterator[Problem]:
             if present & set(makers) or (has_documents and STAGES[makers[0]].makes == "documents"):
                 continue
             if len(makers) == 1:
-                message, fix = f"needs the section {makers[0]}, which is not there", f"add {makers[0]}:"
+                message, fix = f"needs the section {makers[0]}, which is missing", f"add {makers[0]}:"
             else:
                 kind = STAGES[makers[0]].makes.replace("_", " ")
-                message, fix = f"needs a {kind}: a {' or a '.join(makers)} section was expected", ""
+                message, fix = f"needs a {kind}: expected a {' or a '.join(makers)} section", ""
             yield Problem("missing_section", step.section, message, fix)
     for step in USUAL_STEPS.values():
         if {step.id, step.instead_of} <= present:
-            message = f"either {step.instead_of} or {step.id} was expected, not both"
+            message = f"expected either {step.instead_of} or {step.id}, not both"
             yield Problem("contradiction", step.id, message)
     if not config.steps and not any(config.section(name) for name in SECTIONS):
-        yield Problem("empty_config", "", "no stage: at least one section such as ingest was expected")
+        yield Problem("empty_config", "", "no stages: expected at least one section such as ingest")
 
 
 def _needed(step: UsualStep) -> list[str]:

@@ -1,4 +1,4 @@
-"""Problems in how named steps are joined, all at once: unknown names, artifacts of another kind, cycles."""
+"""Problems in the connections of named steps, reported together: unknown names, wrong artifact kinds, cycles."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def _of_name(name: str, joint: Joint, steps: Mapping[str, Joint], usual: Mapping
     path = f"steps.{name}"
     other = f"choose another name, such as {name}_2" if NAME.fullmatch(name) else ""
     if not NAME.fullmatch(name):
-        message = f"expected small letters, digits and _ after a first letter, at most 48 of them, not {name!r}"
+        message = f"expected at most 48 lower-case letters, digits and _, starting with a letter, not {name!r}"
         yield Problem("bad_name", path, message)
     elif name in usual or name in _RESERVED:
-        yield Problem("name_taken", path, f"{name} is a stage of a section, or a key of the config, already", other)
+        yield Problem("name_taken", path, f"{name} is already a stage of a section or a key of the config", other)
     elif is_measurement(name, {*usual, *steps}):
-        message = f"the measurement of {name.removeprefix(MEASURE)} is called so"
+        message = f"this is the name of the measurement of {name.removeprefix(MEASURE)}"
         yield Problem("name_taken", path, message, other)
     elif name in STAGES and joint.stage is not None and joint.stage.name != name:
         yield Problem("name_taken", path, f"{name} is a stage, and this step uses {joint.stage.name}", other)
@@ -107,13 +107,13 @@ def _of_inputs(name: str, joint: Joint, stage: Stage, stages: Mapping[str, Stage
             yield Problem("unknown_step", path, f"no step {up} makes it", fix)
         elif (maker := stages[up]) is not None and maker.makes not in declared.takes:
             fix = nearest(up, fitting, "these are:", 0.4) if fitting else f"add a step that makes {_or(declared.takes)}"
-            message = f"expected {_or(declared.takes)}, and {up} makes {_words(maker.makes)}"
+            message = f"expected {_or(declared.takes)}, but {up} makes {_words(maker.makes)}"
             yield Problem("other_kind", path, message, fix)
     for declared in stage.inputs:
         if declared.name not in joint.inputs and not declared.optional and not joint.continues:
             fitting = _fitting(declared.takes, stages, name)
             fix = f"name one of {', '.join(fitting)}" if fitting else f"add a step that makes {_or(declared.takes)}"
-            message = f"{stage.name} reads {_or(declared.takes)}, and no step is named that makes it"
+            message = f"{stage.name} reads {_or(declared.takes)}, but no step that makes it is given"
             yield Problem("missing_input", f"steps.{name}.inputs.{declared.name}", message, fix)
 
 
@@ -127,7 +127,7 @@ def _of_continuing(name: str, joint: Joint, stage: Stage, stages: Mapping[str, S
         yield Problem("unknown_step", path, f"there is no step {first}", fix)
     elif (other := stages[first]) is not None and other is not stage:
         fix = nearest(first, same, f"these use {stage.name}:", 0.4) if same else f"add a step that uses {stage.name}"
-        message = f"expected a training of the same stage, and {first} uses {other.name}, not {stage.name}"
+        message = f"expected a training by the same stage, but {first} uses {other.name}, not {stage.name}"
         yield Problem("other_stage", path, message, fix)
 
 

@@ -22,6 +22,6 @@ class CredentialsAsked:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._header):
                 asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
-                await PlainTextResponse("credentials were expected", 401, asking)(scope, receive, send)
+                await PlainTextResponse("credentials required", 401, asking)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

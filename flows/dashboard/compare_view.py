@@ -45,7 +45,7 @@ def compared_chart(store: Store, texts: Sequence[str], title: str, batches: tupl
 def _sides(store: Store, texts: Sequence[str]) -> tuple[list[Compared], list[str], list[dict[str, Artifact]]]:
     """Return what is compared, short names, and the finished steps of each."""
     if not 2 <= len(texts) <= MOST:
-        raise ConfigError(Problem("bad_comparison", "compare", f"2 to {MOST} runs or models were expected: ?a=…&b=…"))
+        raise ConfigError(Problem("bad_comparison", "compare", f"expected 2 to {MOST} runs or models: ?a=…&b=…"))
     sides = [text if _RUN.fullmatch(text) else address_of(*find(store, text)) for text in texts]
     compared = find_compared(store, sides)
     names = [_short(side.name) for side in compared]

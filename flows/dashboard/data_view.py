@@ -153,7 +153,7 @@ def search(artifact: Path, query: str) -> tuple[list[Hit], str]:
             if len(hits) >= HITS:
                 return hits, f"in the first {searched:,} documents as they were read"
             if time.monotonic() > deadline:
-                return hits, f"in the first {searched:,} documents, which {PATIENCE_S:.0f} s were enough for"
+                return hits, f"in the first {searched:,} documents; the search stopped after {PATIENCE_S:.0f} s"
     return hits, f"in all {searched:,} documents as they were read"
 
 
@@ -186,7 +186,11 @@ def way(chain: list[tuple[str, Path]], shard: AncestryMember | None, document: s
         if now is None:
             if row is not None:
                 steps.append(
-                    DataStep(stage, "not found", "it is not among what the stage kept, and not among what it dropped")
+                    DataStep(
+                        stage,
+                        "not found",
+                        "it is neither among the documents that the stage kept nor among those that it dropped",
+                    )
                 )
             break
         is_changed = row is not None and now["text"] != row["text"]

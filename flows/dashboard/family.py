@@ -91,5 +91,5 @@ def _about(member: AncestryMember) -> str:
     if member.source is not None:
         return f"{member.source.key or 'source'}: {', '.join(list(member.source.files)[:5])}"
     if member.manifest is None:
-        return f"{member.id} is not in the store any more"
+        return f"{member.id} is no longer in the store"
     return f"{member.id}: {member.manifest.result.get('headline', '')}"

@@ -64,7 +64,9 @@ class FormChange:
             )
         self._deployment = steering.deployment(self._run["deployment_id"])
         if self._deployment["name"] != PIPELINE:
-            raise RefusedError(f"this is a run of {self._deployment['name']} alone; its form is on the Prefect page")
+            raise RefusedError(
+                f"this run is of the single stage {self._deployment['name']}; its form is on the Prefect page"
+            )
         self._values: dict[str, Any] = self._run["parameters"]["config"]
         declared = self._deployment["parameters"].get("config", {})
         self.fields = fields_of(self._deployment["parameter_openapi_schema"], declared, self._values)

@@ -29,8 +29,8 @@ from infra.store.layout import EXPORTS
 from infra.store.manifest import Manifest
 from infra.store.promotions import Promotions
 
-READ_ONLY = "this page was opened to read: `stemma up` serves one that can"
-NOT_WRITABLE = "this page may not write to its store"
+READ_ONLY = "this page is read-only: the page of `stemma up` is not"
+NOT_WRITABLE = "this page has no permission to write to its store"
 ACTIONS = ("try", "export", "promote")
 
 
@@ -73,7 +73,7 @@ class ModelActions:
     def of(self, store: ReadingStore, folder: Path, manifest: Manifest) -> list[ModelAction]:
         """Return the actions on a model, each with the reason why it is refused."""
         address, overall = address_of(folder, manifest), self.reason_to_refuse()
-        refused = "a gate refused it" if refusals_of(store, manifest.digest) else ""
+        refused = "a gate rejected it" if refusals_of(store, manifest.digest) else ""
         others = self._models_to_try(store, folder, manifest)[1:]
         companion = f" next to {others[0]}, which it was made from" if others else ""
         target = self._target(address)
@@ -82,19 +82,20 @@ class ModelActions:
             ModelAction(
                 "try",
                 "Try it",
-                f"A conversation with it{companion}, on the processor of this server.",
-                overall or ("" if _writes_text(store, folder, manifest) else "it scores text and writes none"),
+                f"Chat with it{companion}, on the CPU of this server.",
+                overall
+                or ("" if _writes_text(store, folder, manifest) else "it scores text and does not generate any"),
             ),
             ModelAction(
                 "export",
                 "Export",
-                f"Files for transformers and the hub, to {target}; a separate process loads and checks them first.",
+                f"Write it to {target} for transformers and the Hub, after a separate process has checked it.",
                 overall or refused or exported,
             ),
             ModelAction(
                 "promote",
                 "Promote",
-                "The model of its name that is to be used; refused if it is worse than the promoted one.",
+                "Make it the promoted model of its name; refused if it is worse than the current one.",
                 overall or refused or self._reason_not_to_promote(store, manifest),
             ),
         ]
@@ -114,7 +115,7 @@ class ModelActions:
         with self._lock:
             job = self._jobs.get((address, name))
             if job is not None and job.state == "running":
-                raise RefusedError("it runs already")
+                raise RefusedError("it is already running")
             job = self._jobs[address, name] = ModelJob()
             self._parent = self._parent or ParentPipe()
             works: dict[str, Callable[[], None]] = {
@@ -158,7 +159,7 @@ class ModelActions:
     def _promote(self, store: ReadingStore, address: str, job: ModelJob) -> None:
         document = self._command(job, "promote", address, "--root", store.place)
         if document:
-            before = f"; before it was {document['before']['model']}" if document["before"] else ""
+            before = f"; previously {document['before']['model']}" if document["before"] else ""
             job.state, job.message = "done", f"promoted as {document['name']}{before}"
 
     def _command(self, job: ModelJob, *words: str) -> Mapping[str, Any] | None:
@@ -198,11 +199,11 @@ class ModelActions:
 
     def _reason_not_to_promote(self, store: ReadingStore, manifest: Manifest) -> str:
         if newest_registration(store, manifest.digest) is None:
-            return "it was not registered: a pipeline with the section register does that"
+            return "it is not registered: run a pipeline with the section register"
         with suppress(OSError, StemmaError):
             for name, promotion in Promotions(store.root).all().items():
                 if promotion.digest == manifest.digest:
-                    return f"it is promoted, as {name}"
+                    return f"it is already promoted as {name}"
         return ""
 
 

@@ -104,16 +104,16 @@ def _family(up: LineageGraph, down: LineageGraph) -> Section:
     links = {(link.parent, link.child): link for link in (*up.links, *down.links)}
     start = next(iter(up.members))
     drawn = family_picture(members, list(links.values()), start)
-    caption = "From the oldest data to what was made of the model; a click on a box opens its page."
-    figures = [Figure("What descends from what", drawn, caption, "", wide=True)] if drawn else []
+    caption = "From the oldest data to everything derived from the model; click a box to open its page."
+    figures = [Figure("Lineage", drawn, caption, "", wide=True)] if drawn else []
     rows: list[list[str]] = []
-    for relation, graph in (("descends from", up), ("was made of it", down)):
+    for relation, graph in (("ancestor", up), ("descendant", down)):
         for member in graph.members.values():
             if member.id != start:
                 headline = str(member.manifest.result.get("headline", "")) if member.manifest else member.kind
                 rows.append([relation, _link(member), headline])
     lead = "" if drawn else f"{len(members):,} artifacts: too many to draw."
-    table = Table(f"All {len(rows)} of the family", ["", "", "what came out"], rows, folded=True, mono=(1,))
+    table = Table(f"All {len(rows)} relatives", ["", "", "result"], rows, folded=True, mono=(1,))
     return Section("family", "Family", lead, figures, [table] if rows else [])
 
 
@@ -164,11 +164,11 @@ def as_html(markdown: str) -> Markup:
 def _commands(store: Store, address: str, registration: Pair | None) -> list[tuple[str, str]]:
     root = f" --root {shlex.quote(store.place)}"
     commands = [
-        ("Talk to it", f"stemma chat {address}{root}"),
-        ("Serve it", f"stemma serve {address}{root}"),
-        ("Measure it", f"stemma eval {address} --tasks TASK{root}"),
-        ("Export it", f"stemma export {address} FOLDER{root}"),
+        ("Chat", f"stemma chat {address}{root}"),
+        ("Serve", f"stemma serve {address}{root}"),
+        ("Evaluate", f"stemma eval {address} --tasks TASK{root}"),
+        ("Export", f"stemma export {address} FOLDER{root}"),
     ]
     if registration:
-        commands.append(("Promote it", f"stemma promote {address_of(*registration)}{root}"))
+        commands.append(("Promote", f"stemma promote {address_of(*registration)}{root}"))
     return commands

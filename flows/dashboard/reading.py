@@ -83,13 +83,13 @@ def find(store: Store, text: str, *, models_only: bool = False) -> tuple[Path, M
         if matches:
             return max(matches, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
     if not _REFERENCE.fullmatch(text):
-        raise ConfigError(Problem("unknown_artifact", text[:80], "a step, STAGE/FINGERPRINT or a digest was expected"))
+        raise ConfigError(Problem("unknown_artifact", text[:80], "expected a step, STAGE/FINGERPRINT or a digest"))
     makers = [name for name, stage in STAGES.items() if stage.makes_weights]
     folder, manifest = resolve(store, text, makers)
     if not folder.is_relative_to(store.root):
         raise ConfigError(Problem("unknown_artifact", text, "it is not in this store"))
     if models_only and not is_model(manifest):
-        raise ConfigError(Problem("unknown_artifact", text, f"{manifest.stage} makes no model"))
+        raise ConfigError(Problem("unknown_artifact", text, f"{manifest.stage} does not make a model"))
     return folder, manifest
 
 

@@ -208,10 +208,10 @@ class Dashboard:
         change = FormChange(*self._flow_run(view))
         try:
             run_id, flow_run = change.start(settings)
-            return {"message": "handed to the worker; it begins soon", "run_id": run_id, "flow_run": flow_run}
+            return {"message": "passed to the worker; it will start soon", "run_id": run_id, "flow_run": flow_run}
         except ConfigError as error:
             fields, others = by_field(error.problems, change.fields)
-            message = "; ".join(others) or "nothing was started: see the marked settings"
+            message = "; ".join(others) or "not started: correct the marked settings"
             raise RefusedError(message, HTTPStatus.UNPROCESSABLE_ENTITY, fields) from None
 
     def _act(self, view: RunView, action: str) -> dict[str, Any]:
@@ -229,17 +229,17 @@ class Dashboard:
                 view.retried_at = time.monotonic()
             finally:
                 view.awaits_end = False
-        return {"message": "asked for; the steps follow"}
+        return {"message": "requested; the steps will stop"}
 
     def _keep(self, view: RunView) -> dict[str, Any]:
         """Ask a run to save what its stages have and to end; the run itself looks for the request."""
         if view.status != "running":
-            raise RefusedError("it does not run")
+            raise RefusedError("it is not running")
         try:
             view.journal.ask_to_keep()
         except OSError as error:
-            raise RefusedError(f"this page may not write to its store: {error.strerror}") from None
-        return {"message": "asked for; a training saves its state after this batch and ends"}
+            raise RefusedError(f"this page has no permission to write to its store: {error.strerror}") from None
+        return {"message": "requested; a training step saves its state after the current batch and ends"}
 
     def _flow_run(self, view: RunView) -> tuple[Steering, str]:
         """Return the Prefect server that knows the flow run of a run, and its id."""
@@ -247,7 +247,7 @@ class Dashboard:
         if not flow_run:
             raise RefusedError("this run has no flow run")
         if not url:
-            raise RefusedError("no Prefect server runs here; `stemma up` starts it")
+            raise RefusedError("no Prefect server is running; `stemma up` starts it")
         return Steering(url), str(flow_run)
 
     async def _steered(self, call: Callable[[], dict[str, Any]]) -> Response:
@@ -312,7 +312,7 @@ class Dashboard:
         if path not in ANSWERING:
             raise HTTPException(HTTPStatus.NOT_FOUND)
         if served is None:
-            return refused("the model is not loaded any more: press Try it on its page again")
+            return refused("the model is no longer loaded: press Try it on its page again")
         return await served.relay(f"/{path}", await request.body())
 
     async def data_sets(self, _: Request) -> Response:

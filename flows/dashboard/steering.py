@@ -58,14 +58,12 @@ class Steering:
         while True:
             run = self.flow_run(flow_run)
             if not run.get("deployment_id"):
-                raise RefusedError(
-                    "this run belongs to no deployment, so no worker can retry it; run the command again"
-                )
+                raise RefusedError("this run has no deployment, so no worker can retry it; run the command again")
             if run["state_type"] in FINAL and not process_works():
                 break
             if time.monotonic() > deadline:
                 raise RefusedError(
-                    f"the attempt before has not ended after {END_PATIENCE_S:.0f} s: {run['state_name']}"
+                    f"the previous attempt has not ended after {END_PATIENCE_S:.0f} s: {run['state_name']}"
                 )
             time.sleep(POLL_S)
         self._set_state(flow_run, RETRY)

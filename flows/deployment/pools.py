@@ -38,7 +38,7 @@ def ensure_pool(config: PipelineConfig) -> None:
     """
     pool, is_ours = pool_of(config), config.launch.kubernetes.runs is None
     if pool == WORK_POOL and not is_ours:
-        raise _foreign(pool, "it is that of Stemma's own workers")
+        raise _foreign(pool, "it is the pool of Stemma's own workers")
     template = kube_runs.template()
     with get_client(sync_client=True) as client:
         try:
@@ -58,9 +58,9 @@ def ensure_pool(config: PipelineConfig) -> None:
         raise _foreign(pool, f"it has the type {work_pool.type}, not {kube_runs.TYPE}")
     passed_on = work_pool.base_job_template.get("job_configuration", {}).get(kube_runs.MANIFEST)
     if passed_on != template["job_configuration"][kube_runs.MANIFEST]:
-        raise _foreign(pool, "its base job template has a separate Job, in place of the one from launch.kubernetes")
+        raise _foreign(pool, "its base job template defines its own Job instead of the one from launch.kubernetes")
 
 
 def _foreign(pool: str, message: str) -> ConfigError:
-    fix = "name a pool that is not there yet, or give it the template of `python -m infra.launch.kube.runs --template`"
+    fix = "name a new pool, or give this one the template of `python -m infra.launch.kube.runs --template`"
     return ConfigError(Problem("foreign_pool", _KEY, f"the work pool {pool} cannot be used: {message}", fix))

@@ -63,8 +63,8 @@ class RunRequest:
 
 
 WAITS = {
-    "AwaitingConcurrencySlot": "another run of this pipeline is under way, and its schedule allows one run at a time",
-    "Late": "the worker has not taken the run yet: it is busy, or down (`stemma status`)",
+    "AwaitingConcurrencySlot": "another run of this pipeline is active, and its schedule allows one run at a time",
+    "Late": "the worker has not picked up the run yet: it is busy or down (`stemma status`)",
 }
 """Why a run that was handed to the worker has not begun, by the name of its state."""
 
@@ -89,7 +89,7 @@ def start(
 
 @contextmanager
 def _lost_server_named() -> Iterator[None]:
-    """Raise StageError `service_failed` where a run could not begin because the Prefect server does not answer."""
+    """Raise StageError `service_failed` if a run cannot start because the Prefect server does not answer."""
     try:
         yield
     except StemmaError:
@@ -102,14 +102,14 @@ def _lost_server_named() -> Iterator[None]:
         if not (is_unreachable(error) or is_unreachable(cause)):
             raise
         message = f"the Prefect server does not answer: {str(error) or type(error).__name__}"
-        fix = "run again; `stemma status` shows whether the services of `stemma up` run"
+        fix = "run again; `stemma status` shows whether the services of `stemma up` are running"
         raise stage_error("service_failed", os.environ.get("PREFECT_API_URL", "prefect"), message, fix) from error
 
 
 def name_server(root: Path) -> str | None:
-    """The Prefect server that `up` runs, which is named in the environment; None if it runs none.
+    """The URL of the Prefect server that `up` runs, also set in the environment; None if there is none.
 
-    To be called before Prefect is imported, which reads the environment then.
+    Call this before importing Prefect, which reads the environment at import.
     """
     os.environ.update(QUIET | OFFLINE | HEARTBEAT)
     # The journal's follower reports to a person what happens; Prefect's own lines go to its page.
@@ -122,7 +122,7 @@ def name_server(root: Path) -> str | None:
 
 
 def runs_on_worker(root: Path) -> bool:
-    """True when `up` runs here, or servers are named that run elsewhere: a pipeline is then handed to a worker."""
+    """True if `up` is running or the environment names remote servers: pipelines are then run by a worker."""
     worker = recorded(root).get("worker")
     return works_elsewhere() or bool(prefect_api_url(root) and worker and worker.alive)
 
@@ -143,7 +143,7 @@ def _here(request: RunRequest, journal: RunJournal, url: str | None) -> dict[str
             wait()
 
         flow = renamed(pipeline, request.pipeline.name)
-        # The config itself, which is read and whose graph is built already; a worker gets plain data.
+        # In this process the config object is passed, whose graph is already built; a worker gets plain data.
         parameters = {**request.parameters(journal.run_id), "config": request.pipeline, "selection": request.selection}
         try:
             with _impatient():
@@ -263,7 +263,9 @@ def _follow(
             if state is not None and state.is_crashed() and journal.works():
                 # Its signs of life come late where the machine is busy, and the server gave up waiting for them.
                 if not taken_for_dead:
-                    tell(f"the Prefect page calls the run crashed ({state.message}), but its process works on")
+                    tell(
+                        f"the Prefect page shows the run as crashed ({state.message}), but its process is still working"
+                    )
                 taken_for_dead = True
             elif state is not None and state.is_final():
                 outcome = journal.result() or _result_elsewhere(request, journal)
@@ -286,7 +288,7 @@ def _result_now(journal: RunJournal) -> dict[str, Any] | None:
 
 
 def _end_process(journal: RunJournal) -> bool:
-    """Ask the process of a run for an orderly end; False where there is none here that can be asked."""
+    """Ask the process of a run to stop in order; False if it is not a process of this machine."""
     process = journal.process()
     if process is None:
         return False
@@ -321,7 +323,7 @@ def _lost(request: RunRequest, message: str) -> dict[str, Any]:
 
 def _left_alone(request: RunRequest) -> dict[str, Any]:
     """A run that its command no longer follows, and could not end."""
-    message = "the Prefect server does not answer, so that the run could not be cancelled: it may begin, or go on"
+    message = "the Prefect server does not answer, so the run could not be cancelled: it may still start or continue"
     fix = "`stemma up` starts the server again; its page can cancel the run"
     return _without_result(request, "cancelled", Problem("not_cancelled", request.config_path, message, fix))
 

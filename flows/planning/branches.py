@@ -25,7 +25,7 @@ from training.config import BaseModelConfig, ChatTrainerConfig, PretrainConfig, 
 from training.config.duration import parse_duration
 
 _SMALL = 0.01
-"""A change of rate below this share is no jump: a schedule itself falls by about as much from batch to batch."""
+"""Changes of the learning rate below this share are not reported: a schedule changes by about as much per batch."""
 _ORDER = (
     "shuffle_block",
     "global_batch_tokens",
@@ -68,7 +68,7 @@ def _put_aside(sources: Sequence[object], section: str) -> Iterator[str]:
         if isinstance(source, FileDocuments) and source.broken_files == "quarantine":
             there = (file for file in source.places() if not isinstance(file, Path) or file.exists())
             for unread in unread_files(source, there):
-                yield f"{section}.read.{index}: put aside, since no reader reads them: {unread.note}"
+                yield f"{section}.read.{index}: skipped, because no reader supports these files: {unread.note}"
 
 
 def chat_notes(nodes: Graph) -> dict[str, str]:
@@ -82,7 +82,7 @@ def chat_notes(nodes: Graph) -> dict[str, str]:
             continue
         if not _keeps_template(node.config):
             for key, _ in _values_for(name, nodes):
-                message = f"expected none: what {name} makes has this project's chat template, which takes no values"
+                message = f"expected no values: the model of {name} has this project's chat template, which takes none"
                 problem = Problem("unknown_template_value", f"{key}.chat_template_kwargs", message, "leave it out")
                 raise ConfigError(problem)
             continue
@@ -166,8 +166,8 @@ def _order(node: Node, after: TrainerConfig, first: Node) -> str:
         return ""
     keys, verb = " and ".join(changed), "is" if len(changed) == 1 else "are"
     return (
-        f"{node.id}: {keys} {verb} not as in {first.id}: the rest of the epoch that it goes on in comes in another "
-        "order, so that some of it may be read twice and some not at all"
+        f"{node.id}: {keys} {verb} not as in {first.id}: the rest of the epoch is read in a different order, so "
+        "some of it may be read twice and some not at all"
     )
 
 
@@ -191,7 +191,7 @@ def _rate(node: Node, after: TrainerConfig, first: Node, rows: Mapping[str, Plan
         rates = (was[0], was[1], now[1]) if was and now else None
     if rates is None:
         reason = "is built" if manifest is None else "and its data are read: lengths in epochs or tokens depend on them"
-        return f"{node.id}: the learning rate where it goes on from {first.id} is known once {first.id} {reason}"
+        return f"{node.id}: the learning rate where it continues from {first.id} is known once {first.id} {reason}"
     last, planned, following = rates
     where = f"{node.id}: after batch {batch:,} of {first.id} the learning rate"
     if abs(following - last) <= _SMALL * max(following, last) or following == planned:

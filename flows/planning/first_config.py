@@ -35,7 +35,7 @@ COMPRESSED = 3.0
 TOKENS_A_PARAMETER = 20
 """Hoffmann et al. 2022 (Chinchilla)."""
 READINGS = 4
-"""Readings up to this number are about as good as new text (Muennighoff et al. 2023)."""
+"""Epochs up to this number are about as good as new text (Muennighoff et al. 2023)."""
 MFU = 0.4
 """Model FLOPs utilisation: llm-foundry publishes 0.45 to 0.60 on A100s and 0.35 to 0.46 on H100s."""
 
@@ -100,7 +100,9 @@ def refuse_two(path: str, readings: Sequence[Reading]) -> Reading:
     """Raise ConfigError `two_readings` with all of them, and the options that decide."""
     listed = "; or ".join(map(str, readings))
     fixes = " or ".join(dict.fromkeys(deciding_option(path, reading, readings) for reading in readings))
-    raise ConfigError(Problem("two_readings", path, f"two readings are alike: {listed}", f"decide by {fixes}"))
+    raise ConfigError(
+        Problem("two_readings", path, f"two interpretations are equally likely: {listed}", f"choose one with {fixes}")
+    )
 
 
 def deciding_option(path: str, reading: Reading, readings: Sequence[Reading]) -> str:
@@ -300,8 +302,8 @@ def _positions(model: Path) -> int:
 
 def _why(fitted: FittingSizes) -> str:
     if fitted.parameters * TOKENS_A_PARAMETER > READINGS * fitted.tokens:
-        return f"the smallest; about {compact(fitted.tokens)} tokens are too few even for it"
-    return f"the largest that about {compact(fitted.tokens)} tokens can train"
+        return f"the smallest preset; about {compact(fitted.tokens)} tokens are too few even for it"
+    return f"the largest preset that about {compact(fitted.tokens)} tokens can train"
 
 
 def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> list[str]:
@@ -316,7 +318,7 @@ def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> li
         named = {**dict([*source.source.items()][:1]), **called, **source.source, **source.keys}
         lines.append(f"    - {{{', '.join(f'{key}: {_value(value)}' for key, value in named.items())}}}")
         if kind == "documents":
-            lines.append("      # say more for the reports: licence: CC-BY-4.0, language: en")
+            lines.append("      # optional, for reports: licence: CC-BY-4.0, language: en")
     return lines
 
 
@@ -384,11 +386,11 @@ def inspect_sources(
             problems += error.problems
     kinds = {source.kind for source in sources}
     if not problems and "documents" not in kinds and not has_model:
-        fix = "name files of text, or of records with one long text field; or --model FOLDER to tune an open model"
-        problems.append(Problem("no_documents", "", "expected documents to pretrain on, found pairs only", fix))
+        fix = "give text files, or records with one long text field; or use --model FOLDER to tune an open model"
+        problems.append(Problem("no_documents", "", "expected documents to pretrain on, found only pairs", fix))
     if "preferences" in kinds and "instructions" not in kinds and not problems and not has_model:
-        fix = "name a file of instructions too: a reward model and PPO begin with a tuned model"
-        problems.append(Problem("no_instructions", "", "expected instructions beside the preferences", fix))
+        fix = "also give a file of instructions: a reward model and PPO start from a tuned model"
+        problems.append(Problem("no_instructions", "", "expected instructions in addition to preferences", fix))
     if problems:
         raise ConfigError(*problems)
     return sources, notes

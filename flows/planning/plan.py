@@ -157,7 +157,7 @@ def locate_upstream(nodes: Graph, chosen: list[str], store: Store, config_path: 
             missing[name] = Problem(
                 "missing_upstream",
                 name,
-                f"{user} needs the artifact of {name}, which is not there ({rows[name].because[0]})",
+                f"{user} needs the artifact of {name}, which does not exist ({rows[name].because[0]})",
                 run_command(config_path, store, "--until", name),
             )
         else:

@@ -35,17 +35,15 @@ def wishes_of(config: Path, settings: Mapping[str, str]) -> dict[str, Any]:
         if isinstance(node.config, PretrainConfig) and "model" not in node.inputs and not node.measures
     }
     if not fresh:
-        fix = "plan without it, by --preset or --parameters"
+        fix = "plan without a config, with --preset or --parameters"
         raise ConfigError(
             Problem("nothing_to_plan", str(config), "expected a config that pretrains a fresh model", fix)
         )
     name, section = next(iter(fresh.items()))
     arch = architecture_of(nodes, name)
     if arch is None:
-        message = (
-            "expected a model whose sizes bear the usual names: hidden_size, num_hidden_layers, num_attention_heads"
-        )
-        fix = "plan one of about its size, by --preset or --parameters"
+        message = "expected a model config with the usual keys: hidden_size, num_hidden_layers, num_attention_heads"
+        fix = "plan a model of about its size, with --preset or --parameters"
         raise ConfigError(Problem("unknown_sizes", f"{nodes[name].key}.model.transformers", message, fix))
     duration, batch = parse_duration(section.duration), section.global_batch_tokens
     tokens = {"tokens": duration.value, "batches": duration.value * batch}.get(duration.unit)
@@ -67,17 +65,16 @@ def planned_config(plan: Mapping[str, Any], name: str) -> str:
     layout = plan["runnable"]
     if layout is None:
         message = (
-            "no layout of data, tensor, context, pipeline or expert parallelism fits that a training here can have, "
-            "and a plan sets launch: to no other"
+            "no layout of data, tensor, context, pipeline or expert parallelism that training supports fits the devices"
         )
-        raise ConfigError(Problem("no_such_layout", "--write", message, "take more devices, or a smaller model"))
+        raise ConfigError(Problem("no_such_layout", "--write", message, "use more devices or a smaller model"))
     launch = launch_keys(plan)
     called = re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-") or "planned"
     recipe = plan["model"].replace("gpt-", "gpt3-")
     distance = max(1, min(plan["failures"]["checkpoint_every_batches"], plan["batches"]))
     return "\n".join(
         [
-            "# Made by `stemma plan --write`. Say where your text is, then:",
+            "# Made by `stemma plan --write`. Set the path of your text, then:",
             "#   stemma check THIS_FILE",
             "#   stemma run THIS_FILE",
             f"# Planned: {plan['hours']:.3g} h ({plan['hours_low']:.3g} to {plan['hours_high']:.3g}) and "
@@ -115,7 +112,7 @@ def planned_config(plan: Mapping[str, Any], name: str) -> str:
             "launch:",
             f"  hardware: {plan['gpu']}",
             f"  processes: {launch['processes']} # one a GPU",
-            *([f"  nodes: {launch['nodes']} # say by launch.cluster what starts them"] if launch["nodes"] > 1 else []),
+            *([f"  nodes: {launch['nodes']} # set launch.cluster to what starts them"] if launch["nodes"] > 1 else []),
             *_groups(layout),
             *([f"  pipeline_pieces: {layout['interleave']}"] if layout["interleave"] > 1 else []),
             *(f"  {key}: {launch[key]}" for key in ("sharding", "recompute", "microbatch")),
@@ -146,7 +143,9 @@ def write_config(plan: Mapping[str, Any], path: Path) -> None:
     """Write the config, which `stemma check` then takes. Raises ConfigError for a file that exists, and the errors
     that `planned_config` raises."""
     if path.exists():
-        raise ConfigError(Problem("file_exists", str(path), "there is such a file already", "name another by --write"))
+        raise ConfigError(
+            Problem("file_exists", str(path), "the file exists already", "choose another file with --write")
+        )
     text = planned_config(plan, path.stem)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)

@@ -48,15 +48,15 @@ def rehearse(document: Mapping[str, Any], config: Path | None, settings: Mapping
         launch, model = _planned_launch(document), _planned_model(document)
     if launch.ranks > MOST_RANKS:
         message = f"expected at most {MOST_RANKS} ranks to rehearse, not {launch.ranks:,}"
-        fix = "rehearse fewer nodes and a batch that is smaller by as much: a rank's layers and sequences stay the same"
+        fix = "rehearse fewer nodes with a proportionally smaller batch: each rank's layers and sequences stay the same"
         raise ConfigError(Problem("too_many_ranks", "launch.nodes", message, fix))
     if launch.precision == "fp8":
-        message = "expected bf16, fp16 or fp32: products in 8 bits are not rehearsed"
+        message = "expected bf16, fp16 or fp32: rehearsals do not support fp8"
         raise ConfigError(Problem("no_rehearsal", "launch.precision", message, "rehearse with launch.precision: bf16"))
     multiple = 1 if own_launch is not None else document["runnable"]["vocabulary_multiple"]
     arch = of_model(model, -(-document["vocabulary"] // multiple) * multiple)
     if arch is None:
-        message = "expected a model whose sizes bear the usual names: hidden_size, num_hidden_layers, …"
+        message = "expected a model config with the usual keys: hidden_size, num_hidden_layers, …"
         raise ConfigError(Problem("unknown_sizes", "pretrain.model.transformers", message, "rehearse a preset"))
     return _rehearsed(document, launch, model, arch, device, section)
 
@@ -131,8 +131,8 @@ def _config_of(config: Path, settings: Mapping[str, str]) -> tuple[PretrainConfi
 
 def _planned_launch(document: Mapping[str, Any]) -> LaunchConfig:
     if document["runnable"] is None:
-        message = "no layout fits that a training here can have"
-        raise ConfigError(Problem("no_such_layout", "--rehearse", message, "take more devices, or a smaller model"))
+        message = "no layout that training supports fits the devices"
+        raise ConfigError(Problem("no_such_layout", "--rehearse", message, "use more devices or a smaller model"))
     return LaunchConfig.model_validate(launch_keys(document))
 
 
@@ -189,5 +189,5 @@ def _check_memory(
         f"sequence{'s' * (microbatch > 1)} at once"
     )
     ways = launch_that_fits(settings, arch, length, launch, device)
-    fix = f"it would fit with {', or with '.join(ways)}" if ways else "take a smaller model, or shorter sequences"
+    fix = f"it would fit with {', or with '.join(ways)}" if ways else "use a smaller model or shorter sequences"
     raise ConfigError(Problem("does_not_fit", "launch", message, fix))

@@ -79,7 +79,7 @@ def _vanished(config_path: str) -> Problem | None:
         "config_vanished",
         config_path,
         "the config file that this was deployed from is gone",
-        "put it back, or `stemma deploy` the file that took its place",
+        "put it back, or `stemma deploy` its replacement",
     )
 
 

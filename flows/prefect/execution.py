@@ -267,7 +267,7 @@ class PipelineRun:
             try:
                 self.going.came_to(done.manifest)
             except StageError as error:
-                self._trouble(f"other machines do not see that {name} is needed: {error}")
+                self._trouble(f"other machines cannot see that {name} is needed: {error}")
         if self.nodes[name].stage.registers and (reasons := refused_by(self.store.peek(done.manifest, REGISTRATION))):
             self.errors[name] = self.refused[name] = GateRefused(*reasons)
         self.journal.row(
@@ -401,7 +401,7 @@ class PipelineRun:
             if self.going is not None:
                 self.going.end()
         except (StemmaError, OSError) as error:
-            self._trouble(f"other machines do not see that this run ended: {error}")
+            self._trouble(f"other machines cannot see that this run ended: {error}")
 
     def _finished(self, outcome: messages.Status, error: str) -> messages.PipelineFinished:
         """The run's end, with what runs are compared by and the pages about all of it, reused or built."""

@@ -127,10 +127,10 @@ class PageQueue:
             kind = f"{type(error).__name__}: {error}".splitlines()[0]
             if kind not in self._refused:
                 self._refused.add(kind)
-                self._trouble(f"the page misses {key}: {kind}")
+                self._trouble(f"the page does not show {key}: {kind}")
         if self.lost.is_set():
             self.lost.clear()
-            self._trouble("the Prefect server answers again; it receives what it missed")
+            self._trouble("the Prefect server answers again and receives the calls that it missed")
         return True
 
     def _trouble(self, message: str) -> None:

@@ -52,7 +52,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
     name, address = str(record["name"]), f"{REGISTER}/{folder.name}"
     if record.get("status") == "rejected":
         reasons = "; ".join(reason["message"] for reason in record["reasons"])
-        raise GateRefused(Problem("rejected", address, f"its gates refused it: {reasons}", "promote another model"))
+        raise GateRefused(Problem("rejected", address, f"gates rejected it: {reasons}", "promote another model"))
     model = manifest.inputs["model"]
     _require_model(store, address, model)
     promotions = Promotions(store.root)
@@ -69,7 +69,7 @@ def promote(store: Store, text: str, *, force: bool = False) -> Promoted:
             f"{row['figure']} {row['difference']:+.4g} ({row['low']:+.4g} to {row['high']:+.4g})" for row in worse
         )
         message = f"it is worse than {before.registration if before else ''} on the same items: {details}"
-        raise GateRefused(Problem("worse", address, message, "--force promotes it all the same"))
+        raise GateRefused(Problem("worse", address, message, "--force promotes it anyway"))
     promotions.promote(name, now, before)
     _tell(store, name, manifest)
     return Promoted(name, now, before, compared)
@@ -87,13 +87,20 @@ def rollback(store: Store, name: str | None) -> Promoted:
     promotions = Promotions(store.root)
     known = sorted(promotions.all())
     if name is None and len(known) > 1:
-        raise ConfigError(Problem("which_name", "NAME", f"several are promoted: {', '.join(known)}", "name one"))
+        raise ConfigError(
+            Problem(
+                "which_name",
+                "NAME",
+                f"models of several names are promoted: {', '.join(known)}",
+                "give one of these names",
+            )
+        )
     name = name or (known[0] if known else "")
     if len(history := promotions.history(name)) > 1:
         folder = store.root / history[-2].registration
         if (registered := store.read(folder)) is None:
             message = f"{history[-2].registration}, which was promoted before, is not in the store"
-            raise stage_error("model_gone", name, message, "promote another model; stemma run builds it again")
+            raise stage_error("model_gone", name, message, "promote another model; stemma run rebuilds it")
         require_whole(store, store.fetch(registered, folder), registered)
         _require_model(store, history[-2].registration, registered.inputs["model"])
     now, before = promotions.rollback(name)
@@ -115,8 +122,8 @@ def _registration(store: Store, text: str) -> tuple[Path, Manifest]:
 def _require_model(store: Store, address: str, model: InputArtifact) -> None:
     located = locate(store, model)
     if located is None:
-        message = f"the model that it registered, {model.path}, is not in the store, or has other bytes by now"
-        raise stage_error("model_gone", address, message, "stemma run CONFIG builds it again")
+        message = f"the registered model {model.path} is no longer in the store, or its bytes have changed"
+        raise stage_error("model_gone", address, message, "stemma run CONFIG rebuilds it")
     require_whole(store, *located)
 
 

@@ -22,7 +22,7 @@ from flows.runs.journal import PIPELINE
 from infra.errors import ConfigError, Problem
 
 LONGEST_MONTH = {month: 29 if month == 2 else 30 if month in (4, 6, 9, 11) else 31 for month in range(1, 13)}
-EXPECTED = 'five fields were expected, minute hour day month weekday, e.g. "0 2 * * *" for 2:00 every day'
+EXPECTED = 'expected five fields, minute hour day month weekday, e.g. "0 2 * * *" for 2:00 every day'
 
 
 def next_dates(cron: str, timezone: str, count: int = 3, start: datetime | None = None) -> list[datetime]:
@@ -40,14 +40,14 @@ def next_dates(cron: str, timezone: str, count: int = 3, start: datetime | None 
 
     if timezone not in available_timezones():
         near = difflib.get_close_matches(timezone, available_timezones(), n=1, cutoff=0.5)
-        fix = f"did you mean {near[0]}?" if near else "an IANA name was expected, e.g. Europe/Berlin"
+        fix = f"did you mean {near[0]}?" if near else "expected an IANA name, e.g. Europe/Berlin"
         raise ConfigError(Problem("bad_timezone", "--timezone", f"there is no time zone {timezone!r}", fix))
     if len(cron.split()) != 5:
         raise ConfigError(Problem("bad_cron", "--cron", f"{cron!r} has {len(cron.split())} fields", EXPECTED))
     try:
         if dates := list(cron_dates(CronSchedule(cron=cron, timezone=timezone), count, start)):
             return list(dates)
-        raise ConfigError(Problem("never_fires", "--cron", _why_never(cron), "choose days that come"))
+        raise ConfigError(Problem("never_fires", "--cron", _why_never(cron), "choose dates that exist"))
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(Problem("bad_cron", "--cron", f"{cron!r}: {reason}", EXPECTED)) from None

@@ -50,7 +50,7 @@ class Pins:
         """The pins, and the ETag of the object that they were read from."""
         pins, etag = self._of_url() if self._url else (read_state(self._path, _LOST, []), None)
         if not isinstance(pins, list) or not all(isinstance(pin, str) for pin in pins):
-            raise damaged(self._path, "a list of artifacts was expected", _LOST)
+            raise damaged(self._path, "expected a list of artifacts", _LOST)
         return pins, etag
 
     def _of_url(self) -> tuple[Any, str | None]:
@@ -88,7 +88,9 @@ class Pins:
     def _write(self, pins: list[str], etag: str | None) -> None:
         if self._url:
             if not put_if(json.dumps(pins, indent=1).encode(), self._url, etag):
-                raise stage_error("pinned_meanwhile", self._url, "another machine changed the pins", "say it again")
+                raise stage_error(
+                    "pinned_meanwhile", self._url, "another machine changed the pins", "run the command again"
+                )
             return
         hidden = self._path.with_name(".pins.json")
         hidden.write_text(json.dumps(pins, indent=1) + "\n", encoding="utf8")
@@ -153,7 +155,7 @@ def survey(store: Store, *, spare_adopted: bool = True, spare_states: bool = Tru
             # Another artifact of its address was asked for with the same inputs: its ancestors are those of the lost.
             if member.stand_in is None:
                 child = next(link.child for link in family.links if link.parent == member.id)
-                message = f"is not in the store, so that the other ancestors of {child} are unknown"
+                message = f"is not in the store, so the other ancestors of {child} are unknown"
                 result.problems.append(Problem("broken_lineage", member.input.path, message, f"build {child} again"))
     result.needed = ancestors | result.needed
     members = [artifact_member(store, folder, manifest) for folder, manifest in everything]
@@ -237,7 +239,9 @@ def _states(artifact: str, folder: Path, manifest: Manifest) -> Iterator[Garbage
     for state in kept_states(folder):
         if state.is_there:
             size = sum(file.size for file in state.files(manifest))
-            reason = f"the state of {artifact} after {state.batch:,} batches; no training can go on from it then"
+            reason = (
+                f"the state of {artifact} after {state.batch:,} batches; no training can continue from it afterwards"
+            )
             yield Garbage(f"{artifact} state {state.batch}", state.folder, size, reason)
 
 
@@ -369,9 +373,9 @@ def _located(store: Store, row: dict) -> StoredArtifact | None:
 
 def _why_not(manifest: Manifest, folder: Path) -> str:
     if "." in folder.name:
-        return "replaced by a later build, and nothing that is needed descends from it"
+        return "replaced by a later build, and no needed artifact descends from it"
     if manifest.adopted is not None:
-        return "imported, and nothing that is needed descends from it"
+        return "imported, and no needed artifact descends from it"
     made = f"made by {manifest.pipeline} on {manifest.finished[:10]}" if manifest.pipeline else "made by no pipeline"
     return f"{made}, not needed since"
 
@@ -380,7 +384,7 @@ def _unreadable(store: Store) -> Iterator[Problem]:
     for stage in store.stages():
         for folder in store.folders(stage):
             if store.read(folder) is None:
-                message = "cannot be read, so that the ancestors of its artifact are unknown"
+                message = "cannot be read, so the ancestors of its artifact are unknown"
                 yield Problem(
                     "unreadable_manifest", str(folder / MANIFEST), message, "move the folder out of the store"
                 )

@@ -40,7 +40,7 @@ PIPELINE = "pipeline"
 PRIVATE = "STEMMA_PRIVATE_SERVER"
 """Set in the environment of a run whose Prefect server goes when it ends, and so has no page to link to."""
 
-_LOST = "delete the folder it is in: that run is then forgotten, and what only it used may go with `stemma gc`"
+_LOST = "delete its folder: the run is then forgotten, and `stemma gc` may remove artifacts that only it used"
 
 Status = Literal["waiting", "running", "built", "reused", "failed", "skipped", "cancelled"]
 
@@ -186,7 +186,9 @@ class RunJournal:
             line = b""
         if not (line.endswith(b"\n") or b"\0" in line or (self.folder / "result.json").is_file()):
             return None
-        message = "its beginning cannot be read, so that the needs of the newest run of its pipeline are unknown"
+        message = (
+            "its first line cannot be read, so the artifacts that the newest run of its pipeline needs are unknown"
+        )
         return Problem("damaged_state", str(self.path), message, _LOST)
 
     def works(self) -> bool:

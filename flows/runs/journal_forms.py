@@ -62,7 +62,7 @@ class _ResultRow(_JournalForm):
     @model_validator(mode="after")
     def _has_address(self) -> _ResultRow:
         if self.status in HAS_ARTIFACT and (self.fingerprint is None or self.digest is None):
-            raise ValueError("the address of an artifact was expected")
+            raise ValueError("expected the address of an artifact")
         return self
 
 

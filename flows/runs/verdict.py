@@ -47,6 +47,6 @@ def _unexplained(name: str, status: str) -> Problem:
     return Problem(
         "no_artifact",
         name,
-        f"the run ended with this stage {status} and without its artifact; nothing said why",
+        f"the run ended with this stage {status} and without its artifact, and no error was reported",
         f"run again; stemma logs {name}",
     )

@@ -160,7 +160,7 @@ def define(wishes: Wishes) -> Sweep:
     ]
     seed_keys = tuple(f"{node.key}.seed" for node in trainings) if wishes.seeds > 1 else ()
     problems += [
-        Problem("contradiction", f"--key {key}", "the seed is swept by --seeds already", "leave one of the two out")
+        Problem("contradiction", f"--key {key}", "--seeds already sweeps the seed", "leave one of the two out")
         for key in wishes.space
         if key in seed_keys
     ]
@@ -203,11 +203,11 @@ def _check(wishes: Wishes) -> None:
     if wishes.space and wishes.ablations:
         found.append(("--ablate", "a sweep has keys or ablations, not both", "leave one of the two out"))
     if wishes.ablations and wishes.seeds < 2:
-        found.append(("--seeds", "differences are measured over seeds: two at least were expected", "--seeds 3"))
+        found.append(("--seeds", "differences are measured over seeds: expected at least two", "--seeds 3"))
     if wishes.sampler == "grid" and _has_ranges(wishes.space):
         found.append(("--sampler", "a grid has no ranges", "list values, or --sampler tpe with --trials"))
     if drawn and not wishes.trials:
-        found.append(("--trials", "how many settings are to be drawn?", "such as --trials 16"))
+        found.append(("--trials", "expected the number of settings to draw", "e.g. --trials 16"))
     if wishes.trials and not drawn:
         found.append(("--trials", "a grid tries every combination", "leave it out, or --sampler random"))
     if wishes.pruner != "none" and not drawn:
@@ -215,7 +215,7 @@ def _check(wishes: Wishes) -> None:
     if wishes.pruner != "none" and wishes.seeds > 1:
         found.append(("--pruner", "a pruner judges settings by one run of each", "leave --seeds or --pruner out"))
     if BASE in wishes.ablations:
-        found.append((f"--ablate {BASE}", "the config itself goes by that name", "call it otherwise"))
+        found.append((f"--ablate {BASE}", "this is the name of the unchanged config", "choose another name"))
     if found:
         raise ConfigError(*(Problem("bad_sweep", path, message, fix) for path, message, fix in found))
 
@@ -240,7 +240,7 @@ def _measure(wishes: Wishes, whole: Graph, graphs: Sequence[Graph]) -> tuple[str
         step, dot, figure = wishes.measure.partition(".")
         if not dot:
             fix = "such as pretrain.validation_loss"
-            raise ConfigError(Problem("bad_measure", f"--measure {step}", "STEP.FIGURE was expected", fix))
+            raise ConfigError(Problem("bad_measure", f"--measure {step}", "expected STEP.FIGURE", fix))
         known(whole, [step], "--measure")
         return step, figure
     changed = {name for nodes in graphs for name in _changed(whole, nodes, set(whole))}
@@ -253,7 +253,7 @@ def _measure(wishes: Wishes, whole: Graph, graphs: Sequence[Graph]) -> tuple[str
         below = [name for name, node in whole.items() if node.stage.name in MEASURED]
     if not below:
         fix = "--measure STEP.FIGURE, such as tokenizer.bytes_per_token"
-        raise ConfigError(Problem("no_measure", "--measure", "the pipeline trains nothing that could be measured", fix))
+        raise ConfigError(Problem("no_measure", "--measure", "the pipeline has no training step to measure", fix))
     return below[0], MEASURED[whole[below[0]].stage.name]
 
 
@@ -290,10 +290,10 @@ def _bears_on_nothing(path: str, key: str, step: str, others: set[str]) -> Probl
     others = {name.removeprefix(MEASURE) for name in others}
     if others:
         listed = ", ".join(sorted(others))
-        message = f"bears on nothing that {step} depends on: it changes {listed} alone"
+        message = f"affects nothing that {step} depends on: it only changes {listed}"
         return Problem("bears_on_nothing", path, message, f"--measure a figure of {sorted(others)[0]}")
-    why = "it says where to run, not what comes out" if key.startswith("launch.") else "every stage stays the same"
-    return Problem("bears_on_nothing", path, f"bears on nothing: {why}; nothing was started", "sweep another key")
+    why = "it sets where to run, not what is computed" if key.startswith("launch.") else "no stage changes"
+    return Problem("bears_on_nothing", path, f"has no effect: {why}; nothing was started", "sweep another key")
 
 
 def _changed(one: Graph, other: Graph, among: set[str]) -> set[str]:

@@ -70,16 +70,16 @@ def sweep_run(
     settings: dict[str, Any] = {},  # noqa: B006
     root: str = "",
 ) -> State:
-    """Runs the pipeline with several values of its keys and reports the best, as `stemma sweep` does.
+    """Run the pipeline with several values of its keys and report the best, as `stemma sweep` does.
 
     Args:
         config_path: The pipeline's config file, read when the sweep begins.
-        keys: Keys to vary; several make a grid.
+        keys: Keys to vary; several keys form a grid.
         seeds: Runs per choice, with different seeds.
         measure: STEP.FIGURE to compare; empty for the validation loss of the first training that the sweep changes.
         sampler: Method of choosing settings; empty for grid of lists and tpe of ranges.
         trials: Number of settings to draw, for random and tpe.
-        pruner: Stops drawn trials early if their intermediate validation is poor.
+        pruner: Stop drawn trials early if their intermediate validation is poor.
         at_once: Trials to run in parallel.
         law: Fit a scaling law to sizes and durations.
         maximise: True if a larger figure is better; empty to derive it from its name.
@@ -114,7 +114,7 @@ def sweep_run(
     create_markdown_artifact(_sheet(document, store), key="sweep", description=f"Sweep by {sweep.measure}")
     best = document["best"]
     if document["status"] == "cancelled":
-        return Cancelled(message="cancelled; the same form, or Retry, goes on with it")
+        return Cancelled(message="cancelled; Retry or the same form continues it")
     if document["status"] != "done":
         return Failed(message="; ".join(str(Problem(**one)) for one in document["errors"][:3]))
     return Completed(message=f"best: {best['name']}, {sweep.measure} {number(best['mean'])}" if best else None)
@@ -179,5 +179,5 @@ def deploy_sweep(config: PipelineConfig, root: Path, config_path: str) -> UUID:
         "keys": first_keys(config),
         "root": shown_root(root),
     }
-    message = f"Runs {config.name} with several values of its keys, and says which is best."
+    message = f"Runs {config.name} with several values of its keys and reports the best."
     return apply_deployment(config, root, renamed(sweep_run, config.name), SWEEP, parameters, message, Timing())

@@ -46,7 +46,7 @@ def read_space(texts: tuple[str, ...]) -> Space:
         key, equals, values = text.partition("=")
         try:
             if not (key and equals and values):
-                raise ValueError(f"KEY=VALUES was expected, {EXAMPLE}")
+                raise ValueError(f"expected KEY=VALUES, {EXAMPLE}")
             if key in space:
                 raise ValueError("the key is given twice")
             space[key] = _values(values)
@@ -61,9 +61,9 @@ def _values(text: str) -> Choices | Range:
     if match := _RANGE.fullmatch(text):
         low, high = (_plain(match[end]) for end in ("low", "high"))
         if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)) or low >= high:
-            raise ValueError(f"two numbers were expected, the lower one first, {EXAMPLE}")
+            raise ValueError(f"expected two numbers, the lower one first, {EXAMPLE}")
         if match["log"] and low <= 0:
-            raise ValueError("a range that is even in the logarithm begins above zero")
+            raise ValueError("a @log range must begin above zero")
         return Range(low, high, bool(match["log"]), isinstance(low, int) and isinstance(high, int))
     found = _plain(f"[{text}]")
     texts = [json.dumps(value, sort_keys=True) for value in found]
@@ -116,9 +116,7 @@ def read_ablation(text: str) -> tuple[str, dict[str, Any]]:
     try:
         pairs = [word.partition("=") for word in shlex.split(rest)]
         if not (name.strip() and colon and pairs and all(key and equals for key, equals, _ in pairs)):
-            raise ValueError(
-                "NAME: KEY=VALUE … was expected, such as 'no clipping: pretrain.optimizer.gradient_clip=1e9'"
-            )
+            raise ValueError("expected NAME: KEY=VALUE …, such as 'no clipping: pretrain.optimizer.gradient_clip=1e9'")
         keys = [key for key, _, _ in pairs]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             raise ValueError(f"the key {twice} is given twice")

@@ -256,7 +256,7 @@ def _no_figure(sweep: Sweep, trial: Trial) -> Problem:
     from flows.config.problems import nearest
 
     own = [name.removeprefix(f"{sweep.step}.") for name in trial.figures if name.startswith(f"{sweep.step}.")]
-    message = f"{sweep.step} has no figure {sweep.figure}; what was built is kept"
+    message = f"{sweep.step} has no figure {sweep.figure}; artifacts built so far are kept"
     return Problem("no_such_figure", f"--measure {sweep.measure}", message, nearest(sweep.figure, own, "there are"))
 
 

@@ -35,7 +35,7 @@ SMALL_BYTES, SMALL_VALUES = 16_000_000, 1_000_000
 XZ_BYTES = 256_000_000
 """Memory for the dictionary of an xz file; `xz -9` needs 65 MB."""
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ": "xz"}
-SHORTEN = "cut the record, or take the file from somewhere else"
+SHORTEN = "shorten the record, or use another copy of the file"
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Expansion:
             over = f"{self._most_bytes / 1e6:,.0f} MB" if is_bytes else f"{self._most_values:,} values"
             limit = f"{FILE_BYTES / 1e6:,.0f} MB that is compressed {EXPANSION} times at most"
             message = f"expected a file of at most {limit}: {self._size / 1e6:,.1f} MB on disk hold over {over}"
-            raise stage_error("too_big", str(self._place), message, "decompress it, and inspect its content")
+            raise stage_error("too_big", str(self._place), message, "decompress it and inspect its content")
 
 
 def read_expanded(source: Place) -> bytes:
@@ -291,4 +291,4 @@ _UNPACKERS: dict[str, Callable[[], Any]] = {
 
 def _corrupt(source: Place, kind: str, error: Exception) -> Exception:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return stage_error("corrupt_file", str(source), f"not a whole {kind} file: {reason}", "fetch it again")
+    return stage_error("corrupt_file", str(source), f"not a complete {kind} file: {reason}", "download it again")

@@ -14,9 +14,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from infra.errors import StageError, stage_error
+from infra.errors import stage_error
 
-COPY_IN = "put the file into the folder; cp -rL copies what links name"
+COPY_IN = "put the file into the folder; cp -rL copies the targets of links"
 MOST_WILDCARDS = 32
 """Wildcards of one pattern: the time for a match grows with a power of their number."""
 
@@ -40,10 +40,10 @@ def bad_link(path: Path, inside: Sequence[Path]) -> str:
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError):  # a loop of links
-        return f"a link to {_target(path)}, which is not there"
+        return f"a link to {_target(path)}, which does not exist"
     if any(target.is_relative_to(home) for home in inside):
         return ""
-    return f"a link that leads out of the folder, to {_target(path)}; cp -rL copies what links name"
+    return f"a link that leads out of the folder, to {_target(path)}; cp -rL copies the targets of links"
 
 
 def contained(folder: Path, name: object, where: str) -> Path:
@@ -77,7 +77,7 @@ def contained_glob(folder: Path, pattern: object, where: str) -> list[Path]:
     try:
         paths = {path for path in folder.glob(text) if path.is_file()}
     except (ValueError, OSError, NotImplementedError) as error:
-        raise stage_error("bad_index", where, f"no pattern of file names: {_shortened(text)} ({error})") from None
+        raise stage_error("bad_index", where, f"not a pattern of file names: {_shortened(text)} ({error})") from None
     check_inside(paths, homes(folder), where)
     return sorted(paths)
 
@@ -90,19 +90,10 @@ def check_inside(paths: Iterable[Path], inside: Sequence[Path], where: str, fix:
             real = Path(os.path.realpath(path))
             os.path.lexists(path)
         except (OSError, ValueError) as error:
-            raise stage_error("bad_index", where, f"no name of a file: {_shortened(path.name)} ({error})") from None
+            raise stage_error("bad_index", where, f"not a file name: {_shortened(path.name)} ({error})") from None
         if not any(real.is_relative_to(home) for home in inside):
             message = f"{path} is a link that leads out of {inside[0]}, to {real}"
             raise stage_error("unsafe_file", where, message, fix)
-
-
-def is_inside(path: Path, inside: Sequence[Path]) -> bool:
-    """Return whether a path, all links resolved, ends in one of the folders `inside`."""
-    try:
-        check_inside([path], inside, "")
-    except StageError:
-        return False
-    return True
 
 
 def _target(path: Path) -> str:

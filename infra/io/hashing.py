@@ -18,7 +18,7 @@ from infra.io.sources import Place, Source, by_name
 from infra.io.tables import cannot_write, in_words, is_damaged, set_aside
 
 _QUERY_ROWS = 500
-_LOST = "delete it: files are hashed again, nothing else is lost"
+_LOST = "delete it: files are rehashed, and nothing else is lost"
 
 
 T = TypeVar("T")

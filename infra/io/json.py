@@ -174,5 +174,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated[:80]!r} is there twice")
+        raise ValueError(f"the key {repeated[:80]!r} occurs twice")
     return value

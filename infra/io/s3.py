@@ -169,7 +169,7 @@ def download(url: str, target: Path, size: int, algorithm: str, digest: str) -> 
         "bad_checksum",
         url,
         f"expected {algorithm} {digest}, found {digested.hexdigest()} after {FETCHES} tries",
-        "put the object there once more",
+        "upload the object again",
     )
 
 
@@ -297,7 +297,10 @@ def persistently(place: str, call: Callable[[], T], before_retry: Callable[[], N
         if pause is not None:
             time.sleep(pause)
     raise stage_error(
-        "source_unreachable", place, f"the server failed {tries} times, at last with {last}", "run again when it is up"
+        "source_unreachable",
+        place,
+        f"the server failed {tries} times, most recently with {last}",
+        "run again when it is up",
     )
 
 
@@ -331,7 +334,7 @@ def _refusal(location: str, error: Any) -> StageError | None:
     if status >= 500 or status == 429 or code in _PASSING:
         return None
     message = f"the server refused: {code}: {error.response['Error'].get('Message', '')}"
-    return stage_error("s3_refused", location, message, "look at the credentials and the bucket's policy")
+    return stage_error("s3_refused", location, message, "check the credentials and the bucket's policy")
 
 
 def side_by_side(call: Callable[[Item], T], items: Sequence[Item], stopped: Stopped = lambda: False) -> list[T]:
@@ -376,7 +379,7 @@ def client() -> Any:
         raise
     except ValueError as error:  # of an address that is none
         message = f"{error} in AWS_ENDPOINT_URL: expected an address such as https://minio.example:9000"
-        raise stage_error("s3_refused", "AWS_ENDPOINT_URL", message, "correct it, or leave it out for AWS") from None
+        raise stage_error("s3_refused", "AWS_ENDPOINT_URL", message, "correct it, or unset it for AWS") from None
 
 
 # A forked process would share the parent's open connections.

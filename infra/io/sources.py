@@ -136,7 +136,7 @@ class Source:
     fix: str = "correct the path in the config"
 
 
-FOLLOW = "name what the link leads to in the config, or set follow_links: true next to paths if you trust the links"
+FOLLOW = "set the link's target as the path in the config, or follow_links: true next to paths if you trust the links"
 
 
 def expand(patterns: Iterable[str], follow_links: bool = False, fix: str = COPY_IN) -> tuple[Path, ...]:

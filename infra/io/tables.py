@@ -99,7 +99,7 @@ def unwritable(error: OSError, path: Path) -> StageError:
         "unwritable",
         str(path),
         f"cannot be written: {reason}",
-        "make it writable for this user, or name another --root",
+        "make it writable for this user, or choose another --root",
     )
 
 

@@ -90,7 +90,7 @@ def _answer(kind: str, question: list[Any]) -> dict[str, Any]:
     except MemoryError:
         answer |= {"fault": f"it takes more than {MEMORY_BYTES / 1e6:,.0f} MB of memory", "beyond_bounds": True}
     except RecursionError:
-        answer |= {"fault": "it calls itself without an end", "beyond_bounds": True}
+        answer |= {"fault": "it recurses without end", "beyond_bounds": True}
     except Exception as error:
         answer["fault"] = str(error)[:500] or type(error).__name__
         answer["is_own"] = isinstance(error, TemplateError)

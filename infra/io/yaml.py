@@ -74,7 +74,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         if not isinstance(key_node, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(
-                problem="a text was expected as a key; {{ … }} must be in quotes", problem_mark=key_node.start_mark
+                problem="expected text as a key; {{ … }} must be in quotes", problem_mark=key_node.start_mark
             )
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
@@ -205,7 +205,7 @@ def check_size(value: Any) -> None:
             raise BadYaml(f"more than {MOST_VALUES:,} values, aliases written out")
         texts = [item, *item] if isinstance(item, dict) else [item]
         if any(isinstance(text, str) and not text.isascii() and _SURROGATE.search(text) for text in texts):
-            raise BadYaml("half of a surrogate pair was found, which is not text")
+            raise BadYaml("half of a surrogate pair, which is not text")
         if isinstance(item, dict | list):
             inner = item.values() if isinstance(item, dict) else item
             stack.append(iter([(child, depth + 1) for child in inner]))
@@ -216,12 +216,12 @@ def read_text(path: Path) -> str:
     a device or a pipe could be read for ever."""
     info = path.stat()
     if stat.S_ISDIR(info.st_mode):
-        raise BadYaml("a file was expected, this is a folder")
+        raise BadYaml("expected a file, but this is a folder")
     if not stat.S_ISREG(info.st_mode):
-        raise BadYaml("a file was expected, this is a device, a pipe or a socket")
+        raise BadYaml("expected a file, but this is a device, a pipe or a socket")
     if info.st_size > LONGEST_BYTES:
         message = (
-            f"a file of at most {LONGEST_BYTES / 1e6:.0f} MB was expected, this one has {info.st_size / 1e6:,.0f} MB"
+            f"expected a file of at most {LONGEST_BYTES / 1e6:.0f} MB, but this one has {info.st_size / 1e6:,.0f} MB"
         )
         raise BadYaml(message)
     return path.read_text(encoding="utf8")

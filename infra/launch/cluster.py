@@ -301,7 +301,7 @@ class _Nodes:
             return setback
         notes = {int(rank): note for name in nodes for rank, note in self._seen[name].state.notes.items()}
         description = str(replace(hang, notes=notes))
-        fix = "the stacks of all ranks are in the stage's log; raise launch.hang_s if the batches are as long as that"
+        fix = "the stacks of all ranks are in the stage's log; raise launch.hang_s if batches take that long"
         return Over(Problem("hang", "launch.hang_s", description, fix), True)
 
     def _end_failed(self, nodes: Sequence[str]) -> list[Ended] | Over:

@@ -33,8 +33,8 @@ class LaunchConfig(Config):
     names. Nodes share the store's file system and this environment, under the same paths. With local and several nodes,
     start the stage on each node (NODE_RANK)."""
     hosts: tuple[str, ...] = ()
-    """Names or addresses by which machines reach each other, with cluster: hosts. Training takes the first `nodes` of
-    them that pass their checks; further ones replace those that are lost."""
+    """Names or addresses of machines, with cluster: hosts. Training uses the first `nodes` of them that pass their
+    checks; the others replace machines that are lost."""
     remote_shell: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "{host}")
     """The program, and its arguments, that runs a command line, its last argument, on {host}."""
     slurm: SlurmConfig = SlurmConfig()
@@ -42,28 +42,28 @@ class LaunchConfig(Config):
     kubernetes: KubernetesConfig = KubernetesConfig()
     """Resources of a Job, with cluster: kubernetes."""
     skypilot: SkyPilotConfig = SkyPilotConfig()
-    """Machine of a whole run that SkyPilot starts."""
+    """Machine for an entire run that SkyPilot starts."""
     vllm: VllmConfig = VllmConfig()
     """Program and arguments of vLLM, for stages that use it."""
     samplers: SamplersConfig = SamplersConfig()
-    """Processes that sample answers beside training, with `rlhf.async`."""
+    """Processes that sample answers in parallel with training, with `rlhf.async`."""
     cost: CostConfig = CostConfig()
     """Price and power of the devices, for `stemma cost`."""
     lost_s: float = Field(60.0, ge=5)
-    """Seconds without a sign of life after which a node of a cluster counts as lost; a node that sees no sign of the
-    stage for as long ends its ranks. Must be longer than stalls of the shared file system."""
+    """Seconds without a heartbeat after which a node of a cluster counts as lost; a node without a heartbeat from the
+    stage for that long ends its ranks. Must be longer than stalls of the shared file system."""
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """auto uses a GPU if there is one."""
     hardware: str | None = None
     """Device that `stemma check` plans for, such as a100-80 or h100 (training/core/devices.py): a step that does not
-    fit on it is refused. By default this machine's device, which refuses nothing."""
+    fit on it is refused. By default this machine's device, and no step is refused."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     """auto is bf16 where the device computes in it natively, else fp32; fp16 has a dynamic loss scale. fp8 is auto with
     the products of pretraining's linear layers in 8 bits (Micikevicius et al. 2022), on GPUs since Ada and Hopper; on a
     CPU they are emulated, to try a config. Needs the package torchao, and neither tensor, context, pipeline nor
     expert_parallel."""
     microbatch: int | Literal["auto"] = "auto"
-    """Sequences a device computes at once; gradients accumulate to the global batch."""
+    """Sequences that a device processes at once; gradients are accumulated up to the global batch."""
     threads: int | None = Field(None, ge=1)
     """CPU threads per process; by default the machine's cores divided among the processes."""
     sharding: Literal["ddp", "zero1", "zero2", "fsdp", "hsdp"] = "ddp"
@@ -72,36 +72,36 @@ class LaunchConfig(Config):
     end of its backward pass. fsdp: of the weights too (FSDP2, ZeRO stage 3); layers are gathered one by one. hsdp: like
     fsdp within groups of `shard_ranks` ranks, each of which holds a replica."""
     shard_ranks: int | None = Field(None, ge=1)
-    """Ranks that share one model with sharding: hsdp, next to each other; must divide all ranks. By default those of
-    one node, so that layers are gathered within it and only gradients go between nodes."""
+    """Number of adjacent ranks that share one model with sharding: hsdp; must divide all ranks. By default those of
+    one node, so that layers are gathered within it and only gradients are exchanged between nodes."""
     tensor_parallel: int = Field(1, ge=1)
-    """Ranks, next to each other, that share every layer (Shoeybi et al. 2019), and between layers the sequence
-    (Korthikanti et al. 2022), in pretraining of Llama, Mistral, Qwen2 and Qwen3, and, beside expert_parallel, of
-    Mixtral and Qwen3-MoE; in other stages every rank has its own part of a batch. Needs trainer: native; where ranks
-    are more, sharding: zero2, fsdp or hsdp spreads each part, but for ddp beside pipeline_parallel or
+    """Number of adjacent ranks that share every layer (Shoeybi et al. 2019), and between layers the sequence
+    (Korthikanti et al. 2022), in pretraining of Llama, Mistral, Qwen2 and Qwen3 and, together with expert_parallel, of
+    Mixtral and Qwen3-MoE; in other stages every rank has its own part of a batch. Needs trainer: native and, with more
+    ranks than this, sharding: zero2, fsdp or hsdp to shard each part; ddp together with pipeline_parallel or
     expert_parallel."""
     context_parallel: int = Field(1, ge=1)
-    """Ranks, next to each other, that share every sequence along its tokens, in pretraining with objective: causal; in
-    other stages every rank has its own part of a batch. Each computes its tokens, and attention gathers the keys and
-    values of all (Grattafiori et al. 2024, section 3.3.2). For sequences whose activations one device does not hold.
-    Goes with any sharding, and with tensor_parallel, whose ranks lie next to each other within these; needs trainer:
-    native."""
+    """Number of adjacent ranks that split every sequence along its tokens, in pretraining with objective: causal; in
+    other stages every rank has its own part of a batch. Each rank computes its tokens, and attention gathers the keys
+    and values of all (Grattafiori et al. 2024, section 3.3.2). For sequences whose activations do not fit on one
+    device. Works with any sharding and with tensor_parallel, whose groups of ranks are nested within these; needs
+    trainer: native."""
     pipeline_parallel: int = Field(1, ge=1)
-    """Ranks, next to each other, that hold a run of a model's layers each (Narayanan et al. 2021, section 2.2), in
-    pretraining of Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE; in other stages every rank has its own part of
-    a batch and the whole model. Microbatches pass them one behind the other, by the schedule 1F1B. For models
-    that no device holds, over links that are too slow for tensor_parallel or sharding. Needs trainer: native and
-    sharding: ddp or zero1; beside tensor_parallel or context_parallel, whose groups of ranks it then has in place of
-    ranks, ddp."""
+    """Number of pipeline stages, each of which holds consecutive layers of the model on one rank (Narayanan et al.
+    2021, section 2.2), in pretraining of Llama, Mistral, Qwen2, Qwen3, Mixtral and Qwen3-MoE; in other stages every
+    rank has its own part of a batch and the whole model. Microbatches pass through them by the 1F1B schedule. For
+    models that do not fit on a device, over links that are too slow for tensor_parallel or sharding. Needs trainer:
+    native and sharding: ddp or zero1; with tensor_parallel or context_parallel, each pipeline stage is a group of
+    ranks, and sharding must be ddp."""
     pipeline_pieces: int = Field(1, ge=1)
-    """Runs of layers per rank of a pipeline, in the schedule interleaved 1F1B (Narayanan et al. 2021, section 2.2):
-    with N runs, ranks idle 1/N as long and send N times as much. Needs a multiple of pipeline_parallel microbatches."""
+    """Model chunks per pipeline rank, in the interleaved 1F1B schedule (Narayanan et al. 2021, section 2.2): with N
+    chunks, ranks idle 1/N as long and send N times as much. Needs a multiple of pipeline_parallel microbatches."""
     expert_parallel: int = Field(1, ge=1)
-    """Ranks, next to each other, that hold a part of every layer's experts each (Lepikhin et al. 2020, section 3.2), in
-    pretraining of Mixtral, OLMoE and Qwen3-MoE; in other stages every rank has the whole model. Each has tokens of its
-    own, which are sent to the experts that their router chose: a part of a batch, of the sequences that
-    context_parallel shares, or of those between layers that tensor_parallel shares. In a pipeline they are ranks of one
-    stage. Needs trainer: native and sharding: ddp or zero1; beside tensor_parallel ddp."""
+    """Number of adjacent ranks, each of which holds a part of every layer's experts (Lepikhin et al. 2020, section
+    3.2), in pretraining of Mixtral, OLMoE and Qwen3-MoE; in other stages every rank has the whole model. Each rank
+    sends its tokens to the experts that the router chose. Its tokens are a part of the batch, of the sequences that
+    context_parallel splits, or of those that tensor_parallel splits between layers. In a pipeline, these are ranks of
+    one pipeline stage. Needs trainer: native and sharding: ddp or zero1; ddp together with tensor_parallel."""
     offload: bool = False
     """Keep weights, gradients and optimizer state in CPU memory between uses; needs sharding: zero2, fsdp or hsdp."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -109,17 +109,16 @@ class LaunchConfig(Config):
     them (full, Chen et al. 2016: up to a third more time), or all but the results of matrix products and attention
     (selective, Korthikanti et al. 2022)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile in pretraining, layer by layer; it moves the result by rounding. auto compiles where the run is
-    long enough to save twice the time that compiling costs, models with sharding: zero2, fsdp or hsdp on a CPU
-    alone."""
+    """torch.compile in pretraining, layer by layer; results change by rounding. auto compiles if the run is long enough
+    to save twice the compile time; models with sharding: zero2, fsdp or hsdp are compiled on CPUs only."""
     attention: Literal["auto", "eager", "causal_blocks", "sdpa", "flex_attention", "flash_attention_2"] = "auto"
-    """Attention kernel of the training stages; it moves the result by rounding. auto: eager up to 256 tokens on a CPU,
-    causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 where the
-    package flash-attn is installed, else flex_attention, else sdpa. Refused where it would cross documents."""
+    """Attention kernel of the training stages; results change by rounding. auto: on a CPU, eager up to 256 tokens,
+    causal_blocks up to 2,048, else sdpa; on a GPU, for packed documents in pretraining, flash_attention_2 if the
+    package flash-attn is installed, else flex_attention, else sdpa. Refused if it would attend across documents."""
     share_prompts: Literal["auto", "on", "off"] = "auto"
     """Compute a prompt once for all of its answers, in reward models, RLHF and the scoring of answers (Wang & Hegde
-    2024); results change by rounding. auto: on a CPU, where it was measured. Never used with a flash kernel or flex
-    attention."""
+    2024); results change by rounding. auto: only on a CPU, where it was measured to be faster. Never used with a flash
+    kernel or flex attention."""
     loader_workers: int | None = Field(None, ge=0)
     """Processes of a rank that read and collate packed sequences ahead of pretraining; order and result are the same
     for any number. By default 2 with a GPU and none without, where a batch is read in less than a hundredth of its
@@ -146,7 +145,7 @@ class LaunchConfig(Config):
     """Steps of each training that are profiled, after its first two: a Chrome trace, a table by operator and memory
     over time go into aux/ and MLflow. The result stays the same; profiled steps are slower, and take some MB each."""
     hang_s: float = Field(600.0, gt=0)
-    """Seconds without a sign of life from a rank during training, after which all ranks are ended and restarted from
+    """Seconds without a heartbeat from a rank during training, after which all ranks are stopped and restarted from
     the newest checkpoint; also NCCL's timeout. Must be longer than an evaluation during training."""
     restarts: int = Field(2, ge=0)
     """Maximum number of restarts of a stage's ranks, per attempt, from the newest checkpoint, after a rank hung or a
@@ -163,10 +162,10 @@ class LaunchConfig(Config):
     """Processes of a corpus stage, which work partition by partition; by default one per core. The result is the same
     for any number."""
     ray: str | None = Field(None, min_length=1)
-    """A Ray cluster for the partitions instead, and for the tasks of benchmarks: its address, e.g. auto (the one that
-    this machine is part of) or ray://head:10001, or local for one of `workers` workers that is started here. Its
-    machines share the store's file system. With cluster: ray, training too takes `nodes` of its machines, on each
-    `processes` × `threads` CPUs (one a process where `threads` are not set), and a GPU a process with device: gpu."""
+    """Address of a Ray cluster that processes partitions and benchmark tasks instead: e.g. auto (the cluster of this
+    machine), ray://head:10001, or local for a cluster of `workers` workers started here. Its machines share the
+    store's file system. With cluster: ray, training also uses `nodes` of its machines, with `processes` × `threads`
+    CPUs on each (one per process if `threads` is not set) and, with device: gpu, one GPU per process."""
     retries: int = Field(2, ge=0)
     """Maximum number of retries of a stage, from its checkpoint, after a fault of a machine: a killed process, a source
     that does not answer, a failing device, ranks that lost each other, a hang, lack of memory. Faults of config or data
@@ -175,7 +174,7 @@ class LaunchConfig(Config):
     """Seconds before the first retry; each further wait is four times as long."""
 
     def missing_packages(self) -> Iterator[Problem]:
-        """Optional packages of Python that are asked for and not installed here."""
+        """Yield problems for optional Python packages that the config needs and that are not installed."""
         for key, package, extra, is_required in (
             ("ray", "ray", "ray", self.ray is not None),
             ("precision", "torchao", "fp8", self.precision == "fp8"),
@@ -227,7 +226,9 @@ class LaunchConfig(Config):
         if self.cluster == "hosts" and len(set(self.hosts)) < self.nodes:
             raise ValueError(f"expected at least {self.nodes} different hosts for nodes: {self.nodes}")
         if self.cluster == "hosts" and not any("{host}" in word for word in self.remote_shell):
-            raise ValueError("expected {host} in a word of launch.remote_shell, or all nodes begin on one machine")
+            raise ValueError(
+                "expected {host} in a word of launch.remote_shell, or all nodes would start on one machine"
+            )
         return self
 
     @model_validator(mode="after")
@@ -244,7 +245,7 @@ class LaunchConfig(Config):
     @model_validator(mode="after")
     def _pods_have_an_image(self) -> Self:
         if self.cluster == "kubernetes" and not self.kubernetes.image:
-            raise ValueError("expected launch.kubernetes.image, which pods are made of, with cluster: kubernetes")
+            raise ValueError("expected launch.kubernetes.image, the image of the pods, with cluster: kubernetes")
         if self.kubernetes.runs and not (self.kubernetes.image and self.kubernetes.namespace):
             # Prefect's worker takes the namespace `default`, wherever it runs itself.
             raise ValueError("expected launch.kubernetes.image, and its namespace, with launch.kubernetes.runs")
@@ -281,7 +282,7 @@ class LaunchConfig(Config):
             return self
         wrong = []
         if self.trainer != "native":
-            wrong.append("trainer: native, since Composer's loop does not know it")
+            wrong.append("trainer: native, since Composer's loop does not support it")
         wrong += self._uneven("tensor_parallel")
         averaged = self.shards_weights or self.pipeline_parallel > 1 or self.expert_parallel > 1
         if self.ranks > self.tensor_parallel and not averaged:
@@ -300,7 +301,7 @@ class LaunchConfig(Config):
             return self
         wrong = []
         if self.trainer != "native":
-            wrong.append("trainer: native, since Composer's loop does not know it")
+            wrong.append("trainer: native, since Composer's loop does not support it")
         wrong += self._uneven("context_parallel", "tensor_parallel")
         if self.compile == "on":
             wrong.append("compile: auto or off")
@@ -318,7 +319,7 @@ class LaunchConfig(Config):
             return self
         wrong = []
         if self.trainer != "native":
-            wrong.append("trainer: native, since Composer's loop does not know it")
+            wrong.append("trainer: native, since Composer's loop does not support it")
         wrong += self._uneven("pipeline_parallel", "context_parallel", "tensor_parallel")
         grouped = [key for key in ("tensor_parallel", "context_parallel") if getattr(self, key) > 1]
         if grouped and self.sharding != "ddp":
@@ -337,7 +338,7 @@ class LaunchConfig(Config):
             return self
         wrong = []
         if self.trainer != "native":
-            wrong.append("trainer: native, since Composer's loop does not know it")
+            wrong.append("trainer: native, since Composer's loop does not support it")
         stage_ranks = self.ranks // self.pipeline_parallel
         if stage_ranks % self.expert_parallel:
             wrong.append(

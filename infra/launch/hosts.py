@@ -82,8 +82,8 @@ class Hosts:
         problem = Problem(
             "too_few_hosts",
             "launch.hosts",
-            f"expected {self._launch.nodes} hosts that work, got {len(usable)}: {reasons}",
-            "correct them, or name others",
+            f"expected {self._launch.nodes} working hosts, got {len(usable)}: {reasons}",
+            "repair them, or set other hosts",
         )
         return Over(problem, None)
 

@@ -53,16 +53,16 @@ class KubernetesRunsConfig(Config):
     `pod` are those of `launch.kubernetes`."""
 
     pool: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The work pool, of Prefect's type kubernetes, to which all deployments of this pipeline go. It is made where it is
-    missing; a worker serves it by `prefect worker start --type kubernetes --pool NAME`."""
+    """Work pool, of Prefect's type kubernetes, for all deployments of this pipeline. It is created if it is missing;
+    `prefect worker start --type kubernetes --pool NAME` starts a worker for it."""
     installation: str = "stemma"
     """The config map and the secret, both of this name, from which pods know servers (STEMMA_PREFECT_URL,
     STEMMA_MLFLOW_URL), credentials (auth) and database (database-url), as in infra/kubernetes/."""
     cpus: int | None = Field(None, ge=1)
-    """Cores that a pod asks for. Of these keys, the default of each is what training asks for a node where it runs in
-    this pod (cluster: local), else nothing."""
+    """Cores that a pod requests. If training runs in this pod (cluster: local), this key and the next two default to
+    its request per node, otherwise to none."""
     memory_gb: float | None = Field(None, gt=0)
-    """Memory of a pod in gigabytes (10^9 bytes), asked for and not exceeded."""
+    """Memory of a pod in gigabytes (10^9 bytes), as request and limit."""
     gpus: int | None = Field(None, ge=0)
     """GPUs of a pod, as `launch.kubernetes.gpu_resource`."""
     node_selector: dict[str, str] | None = None
@@ -70,8 +70,8 @@ class KubernetesRunsConfig(Config):
     labels: dict[str, str] | None = None
     """Labels of Job and pod."""
     service_account: str | None = None
-    """Of the pods; by default the namespace's own. They get its token only with cluster: kubernetes, to create the Jobs
-    of trainings: infra/kubernetes/training.yaml has one named `training`."""
+    """Service account of the pods; by default that of the namespace. They get its token only with cluster: kubernetes,
+    to create the Jobs of trainings: infra/kubernetes/training.yaml has one named `training`."""
 
 
 class KubernetesConfig(Config):
@@ -80,28 +80,28 @@ class KubernetesConfig(Config):
     image: str | None = None
     """The image of the pods: this code and its environment, under the paths that they have where the stage runs."""
     namespace: str | None = None
-    """By default that of the pod in which the stage runs, or of the kubeconfig's context."""
+    """Namespace; by default that of the pod in which the stage runs, or of the kubeconfig's context."""
     context: str | None = None
     """A context of the kubeconfig; by default its current one, or the cluster of the pod in which the stage runs."""
     claims: dict[Annotated[str, Field(pattern="^/")], str] = Field(default_factory=dict)
-    """Volume claims by the path under which pods see them, such as /store: store. The store's folder must lie in one
-    that many pods may write (ReadWriteMany), under its path here."""
+    """Volume claims by mount path, such as /store: store. The store's folder must be in a claim that many pods may
+    write (ReadWriteMany), mounted at the same path as here."""
     cpus_per_process: int | None = Field(None, ge=1)
-    """Cores that are asked for a training process; by default `launch.threads`, or none."""
+    """Cores requested per training process; by default `launch.threads`, or none."""
     gpus_per_process: int | None = Field(None, ge=0)
     """By default 1 with `launch.device: gpu`, else none is asked for."""
     gpu_resource: str = "nvidia.com/gpu"
     """Name of the GPU resource."""
     memory_gb: float | None = Field(None, gt=0)
-    """Memory of a pod in gigabytes (10^9 bytes), shared memory included, asked for and not exceeded."""
+    """Memory of a pod in gigabytes (10^9 bytes), shared memory included, as request and limit."""
     training_runtime: str | None = Field(None, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
     """Name of a TrainingRuntime of Kubeflow Trainer in the namespace: trainings are then submitted as TrainJobs, which
     refer to it, instead of Jobs. `python -m infra.launch.kube.trainjob --runtime CONFIG` prints it."""
     time_limit_h: float | None = Field(None, gt=0)
-    """Hours that a Job may take, with what it waits for a node; by default no limit. Training goes on in another from
-    the newest checkpoint, as often as it takes."""
+    """Time limit of a Job in hours, including the wait for nodes; by default none. Training continues in further Jobs
+    from the newest checkpoint, as often as necessary."""
     service_account: str | None = None
-    """Of the pods; by default the namespace's own. They get no token of it."""
+    """Service account of the pods, which do not get its token; by default that of the namespace."""
     priority_class: str | None = None
     """Priority class of the pods; by default the cluster's default."""
     node_selector: dict[str, str] = Field(default_factory=dict)
@@ -123,39 +123,39 @@ class KubernetesConfig(Config):
     @model_validator(mode="after")
     def _pod_has_nothing_of_ours(self) -> Self:
         if reserved := sorted(set(self.pod) & _OUR_POD_FIELDS):
-            raise ValueError(f"expected no {', '.join(reserved)} in launch.kubernetes.pod: training writes them itself")
+            raise ValueError(f"expected no {', '.join(reserved)} in launch.kubernetes.pod: training sets them itself")
         return self
 
 
 class SamplersConfig(Config):
-    """Processes that sample answers beside the trainer (`rlhf.async`), each with a copy of the policy."""
+    """Processes that sample answers in parallel with the trainer (`rlhf.async`), each with a copy of the policy."""
 
     count: int = Field(1, ge=1)
     """Number of samplers. With rlhf.sampler: vllm these are servers, which divide the GPUs of `launch.vllm.gpus`."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads of each; by default as many as training has, whose rounding they then repeat."""
+    """CPU threads of each sampler; by default as many as training has, which reproduces its rounding."""
     gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
-    """Numbers of the GPUs that samplers take in turn, such as 6,7; by default the one of training, which they share."""
+    """Indices of the GPUs for samplers, assigned round-robin, such as 6,7; by default they share training's GPU."""
 
 
 class SkyPilotConfig(Config):
     """Machine of a whole run as a managed job of SkyPilot, which `python -m infra.launch.sky CONFIG` renders."""
 
     infra: tuple[str, ...] = ()
-    """Places among which SkyPilot takes the cheapest, such as aws, gcp/us-central1 or k8s/lab; by default all that its
-    user has access to."""
+    """Clouds or regions among which SkyPilot picks the cheapest, such as aws, gcp/us-central1 or k8s/lab; by default
+    all that its user has access to."""
     accelerators: tuple[str, ...] = ()
-    """GPUs that are good enough, such as H100:8 or A100-80GB:8; the cheapest is taken. By default none."""
+    """Acceptable GPUs, such as H100:8 or A100-80GB:8; SkyPilot picks the cheapest. By default none."""
     cpus: int | None = Field(None, ge=1)
-    """Least number of cores."""
+    """Minimum number of cores."""
     memory_gb: float | None = Field(None, gt=0)
-    """Least memory in gigabytes."""
+    """Minimum memory in gigabytes."""
     disk_gb: int = Field(256, ge=1)
     """Size of the disk in gigabytes."""
     image: str | None = None
     """Image of the machine, such as docker:registry.example.com/stemma:2026-11; by default SkyPilot's own."""
     spot: bool = True
-    """Take spot machines. A job that loses its machine continues on another one from the newest checkpoint."""
+    """Use spot instances. A job that loses its machine continues on another one from the newest checkpoint."""
     restarts_on_errors: int = Field(0, ge=0)
     """Number of times that SkyPilot starts the command again after it failed, in addition to lost machines."""
     setup: str = "make .venv/.installed"
@@ -183,8 +183,8 @@ class VllmConfig(Config):
     """Further arguments of `vllm serve`, such as --gpu-memory-utilization=0.4, --tensor-parallel-size=2 or
     --enforce-eager."""
     gpus: str | None = Field(None, pattern=r"^\d+(,\d+)*$")
-    """Numbers of the GPUs for vLLM, such as 6,7, preferably others than those of training; by default those that the
-    stage sees, whose memory it then shares."""
+    """Indices of the GPUs for vLLM, such as 6,7, preferably not those of training; by default the GPUs that the stage
+    sees, whose memory it then shares."""
     start_s: float = Field(900.0, gt=0)
     """Maximum seconds to load a model and answer."""
     silent_s: float = Field(300.0, gt=0)

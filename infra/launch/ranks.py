@@ -44,8 +44,8 @@ class ClusterNode:
             raise stage_error(
                 "no_node_rank",
                 "launch.nodes",
-                f"expected the scheduler to say which of {launch.nodes} nodes this is and where node 0 is",
-                "name a launch.cluster that starts them, or start one process on each node with NODE_RANK and "
+                f"expected variables of the scheduler that identify this node among {launch.nodes} and locate node 0",
+                "set a launch.cluster that starts them, or start one process on each node with NODE_RANK and "
                 "MASTER_ADDR set, as srun and Indexed Jobs do",
             )
         return cls(int(number), address, int(environment.get("MASTER_PORT", _PORT)))

@@ -80,7 +80,7 @@ class Slurm(OneJob):
             return Over(Problem("job_cancelled", self._name, f"{job} was cancelled from outside{detail}", fix), None)
         if state == "OUT_OF_MEMORY":
             fix = "a smaller launch.microbatch needs less; launch.slurm.arguments: [--mem=…] asks for more"
-            return Over(Problem("out_of_memory", self._name, f"Slurm ended {job}, which was out of memory", fix), None)
+            return Over(Problem("out_of_memory", self._name, f"Slurm ended {job}, which ran out of memory", fix), None)
         if state in ("TIMEOUT", "DEADLINE"):
             fix = "raise launch.slurm.time_limit_h, or lower checkpoint_every"
             return Over(Problem("time_limit", "launch.slurm.time_limit_h", f"{job} reached its time limit", fix), False)
@@ -89,7 +89,7 @@ class Slurm(OneJob):
         if state in ("NODE_FAIL", "BOOT_FAIL"):
             return Over(Problem("node_lost", self._name, f"{job} lost a node{detail}", "run again"), True)
         if state == "GONE":
-            return Over(Problem("node_lost", self._name, f"Slurm knows {job} no longer", "run again"), True)
+            return Over(Problem("node_lost", self._name, f"Slurm no longer knows {job}", "run again"), True)
         return Over(self._failure(state, detail), None)
 
     def cancel(self) -> None:
@@ -155,7 +155,7 @@ class Slurm(OneJob):
         answer = _command("sbatch", "--parsable", *options, text=script)
         if answer.returncode:
             code = "scheduler_unreachable" if _is_unreachable(answer.stderr) else "slurm_refused"
-            fix = "sbatch gives the reason; launch.slurm has what is requested"
+            fix = "correct the request in launch.slurm as sbatch's message says"
             raise StageError(Problem(code, "launch.slurm", f"sbatch refused the job: {answer.stderr.strip()}", fix))
         self._job = answer.stdout.strip().partition(";")[0]
         self._record.write_text(self._job)

@@ -44,7 +44,7 @@ def run_ranks(
         "hang",
         "launch.hang_s",
         f"{hang}, after {launch.restarts} new starts",
-        "the stacks of all ranks are in the stage's log; raise launch.hang_s if the batches are as long as that",
+        "the stacks of all ranks are in the stage's log; raise launch.hang_s if batches take that long",
     )
 
 

@@ -35,7 +35,7 @@ from infra.servers.databases.database import DATABASE, EXPECTED, SQLITE, Postgre
 from infra.servers.settings import settings_of
 from infra.store.layout import Layout
 
-_LOST_PLACE = "when nothing runs on this store, delete the files .state/leases.*: they say who builds what right now"
+_LOST_PLACE = "when nothing runs on this store, delete the files .state/leases.*: they record builds in progress"
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def needs_server(layout: Layout) -> bool:
     """
     record = _recorded(layout)
     if layout.url and record is None and configured(layout) is None:
-        message = f"{layout.url} is a root on an object store: its leases, by which machines build no artifact twice,"
+        message = f"{layout.url} is a root on an object store: its leases, which prevent duplicate builds,"
         fix = f"set {DATABASE} to a database that all machines reach, {EXPECTED.partition(',')[0]}"
-        raise ConfigError(Problem("leases_need_postgres", DATABASE, f"{message} have to be in PostgreSQL", fix))
+        raise ConfigError(Problem("leases_need_postgres", DATABASE, f"{message} must be in PostgreSQL", fix))
     return configured(layout) is not None or (record is not None and record.database != SQLITE)
 
 
@@ -139,7 +139,7 @@ def _in_sqlite_already(target: Postgres) -> StageError:
         f"when nothing runs on this store, delete the files .state/leases.*; to stay with SQLite, set {DATABASE} to"
         f" {SQLITE}"
     )
-    message = f"the leases of this store are in SQLite, and the configured database is {target.public_url}"
+    message = f"the leases of this store are in SQLite, but the configured database is {target.public_url}"
     return stage_error("leases_elsewhere", DATABASE, message, fix)
 
 
@@ -148,7 +148,7 @@ def _in_postgres(record: LeaseDatabase) -> PostgresTable:
     only that database knows the store's id."""
     url = requested_database()
     if url == SQLITE:
-        message = f"the leases of this store are in {record.database}, and {DATABASE} says sqlite"
+        message = f"the leases of this store are in {record.database}, but {DATABASE} is sqlite"
         fix = (
             f"leave {DATABASE} unset, or set it to that database; to go back to SQLite, delete the files"
             " .state/leases.* when nothing runs on this store"
@@ -181,7 +181,7 @@ def _recorded(layout: Layout) -> LeaseDatabase | None:
         fields = read_state(path, _LOST_PLACE, None)
     try:
         if fields is not None and not all(isinstance(value, str) for value in dict(fields).values()):
-            raise TypeError("texts were expected")
+            raise TypeError("expected texts")
         return None if fields is None else LeaseDatabase(**fields)
     except (TypeError, ValueError) as error:
         raise damaged(Path(path), f"not as expected: {error}", _LOST_PLACE) from error

@@ -177,7 +177,7 @@ class PostgresTable:
         except StageError as error:
             (problem,) = error.problems
             message = f"the leases of this store are in this database, which cannot be reached: {problem.message}"
-            fix = f"is PostgreSQL up, and is {DATABASE} what others who use this store have?"
+            fix = f"check that PostgreSQL is running and that {DATABASE} is the same for all users of this store"
             raise TableAway(replace(problem, message=message, fix=fix)) from None
         try:
             connection.autocommit = True
@@ -189,13 +189,13 @@ class PostgresTable:
             # Among others: it shuts down, begins to, or is a copy that may not be written until it takes over.
             raise TableAway(*self._refused("database_unreachable", error, "is PostgreSQL up?").problems) from None
         except psycopg2.Error as error:
-            fix = f"the user of {DATABASE} makes the schema `leases` there, and reads and writes its tables"
+            fix = f"grant the user of {DATABASE} the right to create the schema `leases` and use its tables"
             raise self._refused("database_refused", error, fix) from None
         finally:
             connection.close()
 
     def _leases_elsewhere(self) -> StageError:
-        message = "expected the leases of this store in this database, which knows nothing of them"
+        message = "expected the leases of this store in this database, which does not contain them"
         fix = (
             f"set {DATABASE} to the database that .state/leases.json of the store names; if that one is gone, delete"
             " the files .state/leases.* when nothing runs on this store"

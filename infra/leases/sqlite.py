@@ -17,8 +17,8 @@ from infra.leases.table import Holder, TableAway
 
 _BUSY_S = 60
 LOST = (
-    "when nothing runs on this store, delete it: only the claims of running builds stand in it, without which two runs "
-    "could build one artifact at once"
+    "when nothing runs on this store, delete it: it only records the claims of running builds, which prevent "
+    "duplicate builds"
 )
 _TYPES: tuple[type | UnionType, ...] = (str, str, int, int | float, int, int | float)
 

@@ -135,8 +135,8 @@ def card_section(cost: CostOfAll) -> str:
     """Return the section of a model card about the cost of the model and all that it descends from."""
     lines = ["## What it cost", ""]
     if not cost.is_known:
-        return "\n".join([*lines, "Unknown: no record was kept of the time that it took."])
-    lines += ["| with all that it descends from | |", "|---|---:|"]
+        return "\n".join([*lines, "Unknown: no record of its time was kept."])
+    lines += ["| with all ancestors | |", "|---|---:|"]
     lines += [f"| {subject} | {value} |" for subject, value in summary(cost.account)]
     account = cost.account
     shares = {kind: account.total(kind) / account.device_s for kind in KINDS} if account.device_s else {}

@@ -109,7 +109,7 @@ class Delivery:
     def end_abandoned(self, run: DeliveredRun) -> None:
         """Mark a run whose process died without reporting its end."""
         now = time.time()
-        note = "its process ended without saying so"
+        note = "its process ended without reporting it"
         if run.about["kind"] == StageStarted.kind:
             self._stage_finished(StageFinished(run.build_id, "KILLED", now, error=note))
         else:

@@ -24,7 +24,7 @@ LOCK_TIMEOUT_S = 60.0
 _COMPANIONS = ("-journal", "-wal", "-shm")
 _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL}
 _PASSING_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
-_REBUILD = "`stemma down`, then `stemma lineage --rebuild` writes it again from the artifacts and keeps this file"
+_REBUILD = "`stemma down`, then `stemma lineage --rebuild`, which rebuilds it from the artifacts and keeps this file"
 
 log = logging.getLogger("stemma.relay")
 
@@ -216,7 +216,7 @@ def _answer_broken(path: Path, revision: str | None, temporary: Path, error: Exc
     raise stage_error(
         "broken_database",
         str(path),
-        f"an upgrade of its tables was cut earlier, at revision {revision or 'none'}, and cannot go on: {reason}",
+        f"an upgrade of its tables was interrupted at revision {revision or 'none'} and cannot continue: {reason}",
         fix,
     ) from error
 

@@ -153,7 +153,7 @@ class Relay:
         """Unreachable for what passes: a server that went away, a locked database, a full disk, an I/O error. Unusable
         for any other fault of the database."""
         if self._uri.startswith("http") and not answers(f"{self._uri}/health"):
-            raise Unreachable(f"the MLflow server {self._uri} does not answer any more") from error
+            raise Unreachable(f"the MLflow server {self._uri} no longer answers") from error
         if passes(error):
             raise Unreachable(f"the database cannot be written now: {error}") from error
         if is_of_the_database(error):

@@ -6,6 +6,7 @@ python -m infra.process.lifetime MODULE …   runs a module as a program that di
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import runpy
 import select
@@ -16,11 +17,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 import psutil
 
 GRACE_S = 8.0
 PARENT_FD = "STEMMA_PARENT_FD"
+_PDEATHSIG = 1
 
 
 def leave(code: int) -> None:
@@ -153,3 +156,20 @@ if __name__ == "__main__":
     die_with_parent()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def serve_parent() -> tuple[BinaryIO, TextIO]:
+    """Return the pipes of a process that answers questions of its parent, and end with the parent.
+
+    The kernel kills this process too when its parent ends, since the thread of `die_with_parent` stops while native
+    code holds the interpreter. Ctrl-C is left to the parent. What is printed goes to stderr.
+
+    Returns:
+        The questions, and the stream for answers.
+    """
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return questions, answers

@@ -98,7 +98,7 @@ def _first_error(futures: list[Future[Any]]) -> BaseException:
         return stage_error(
             "killed",
             "launch.workers",
-            "a worker process was killed; most often the machine was out of memory",
+            "a worker process was killed; usually because the machine ran out of memory",
             "fewer workers need less",
         )
     return error

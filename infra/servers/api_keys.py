@@ -23,7 +23,7 @@ def api_keys() -> list[Credentials]:
     for text in filter(None, (part.strip() for part in os.environ.get(KEYS, "").split(","))):
         name, colon, key = text.partition(":")
         if not (colon and name and len(key) >= SHORTEST_PASSWORD):
-            message = f"name:key,name:key was expected, with keys of {SHORTEST_PASSWORD} characters or more"
+            message = f"expected name:key,name:key expected, with keys of {SHORTEST_PASSWORD} characters or more"
             raise ConfigError(Problem("bad_credentials", KEYS, message, how_to_set()))
         clients.append(Credentials(name, key))
     for field, values in (
@@ -31,7 +31,7 @@ def api_keys() -> list[Credentials]:
         ("key", [client.password for client in clients]),
     ):
         if len(set(values)) < len(values):
-            raise ConfigError(Problem("bad_credentials", KEYS, f"each {field} once was expected", how_to_set()))
+            raise ConfigError(Problem("bad_credentials", KEYS, f"expected each {field} only once", how_to_set()))
     return clients
 
 

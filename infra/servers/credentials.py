@@ -43,7 +43,7 @@ def credentials() -> Credentials | None:
         return None
     user, colon, password = text.partition(":")
     if not (colon and user and len(password) >= SHORTEST_PASSWORD):
-        message = f"user:password with a password of {SHORTEST_PASSWORD} characters or more was expected"
+        message = f"expected user:password with a password of at least {SHORTEST_PASSWORD} characters"
         raise ConfigError(Problem("bad_credentials", AUTH, message, how_to_set()))
     return Credentials(user, password)
 

@@ -98,7 +98,7 @@ def check_credentials(root: Path | str) -> None:
 
 def not_let_in() -> ConfigError:
     message = "the servers do not accept these credentials" if credentials() else "the servers ask for credentials"
-    return ConfigError(Problem("no_credentials", AUTH, message, f"export {AUTH} as it was at `stemma up`"))
+    return ConfigError(Problem("no_credentials", AUTH, message, f"export {AUTH} with its value at `stemma up`"))
 
 
 if __name__ == "__main__":

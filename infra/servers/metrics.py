@@ -287,7 +287,7 @@ def app(registry: CollectorRegistry, known: Credentials | None) -> App:
         authorization = request.headers.get("authorization", "")
         if known and not hmac.compare_digest(authorization.encode(), known.header.encode()):
             asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
-            return PlainTextResponse("credentials were expected", 401, asking)
+            return PlainTextResponse("credentials required", 401, asking)
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         async with scrapes:  # each reads the whole store, so callers wait for each other, without occupying threads
             return Response(await asyncio.to_thread(encode, registry), headers={"Content-Type": content_type})

@@ -133,11 +133,11 @@ def chosen(before: Settings, host: str | None, **kept: int | None) -> Settings:
     url = requested_database()
     closed_before = before.guarded and os.environ.get(AUTH) != OFF
     if login is None and not is_loopback(host):
-        message = f"{host} is reached from other machines, and the servers have no credentials to ask for"
+        message = f"{host} is reached from other machines, but the servers require no credentials"
         raise ConfigError(Problem("no_credentials", "--host", message, f"{how_to_set()}; or leave --host at {HOST}"))
     if login is None and closed_before:
-        message = "these servers were started with credentials, and would now start without"
-        fix = f"export {AUTH} as before; {AUTH}={OFF} gives the credentials up"
+        message = "these servers were started with credentials, but would now start without any"
+        fix = f"export {AUTH} as before, or {AUTH}={OFF} to remove the credentials"
         raise ConfigError(Problem("no_credentials", AUTH, message, fix))
     keeps: dict[str, Any] = {name: value for name, value in kept.items() if value is not None}
     stored = described(url) if url else before.database

@@ -171,7 +171,7 @@ class Vllm:
         """
         self._post("/collective_rpc", {"method": "reload_weights"})
         if not self._post("/reset_prefix_cache", {}).get("success", True):
-            raise self._error("vllm_refused", "did not forget the keys and values of earlier weights")
+            raise self._error("vllm_refused", "did not reset the KV cache of earlier weights")
 
     def close(self) -> None:
         """End the server and all processes that it started."""

@@ -118,7 +118,7 @@ def nobody_at_work(store: Store, longest_s: float) -> Iterator[None]:
     deadline = time.monotonic() + lease_table.WATCHED_S + 2 * store.leases.table.poll_s  # to see that another one died
     gate = store.leases.acquire(_GC, stop_if=lambda: time.monotonic() > deadline)
     if gate is None:
-        raise _in_use(store, "another `stemma gc` removes something")
+        raise _in_use(store, "another `stemma gc` is removing artifacts")
     try:
         _refuse_at_work(store, store.remote.runs, longest_s)
         yield
@@ -134,9 +134,9 @@ def _refuse_at_work(store: Store, runs: RemoteRuns, longest_s: float) -> None:
     for run in runs.going():
         key = f"{RUNS}/{run['run_id']}"
         if key in living or (key not in held_keys and time.time() - run["modified"] < longest_s):
-            raise _in_use(store, f"a run goes on ({run['pipeline']} on {run['host']} since {run['since']})")
+            raise _in_use(store, f"a run is active ({run['pipeline']} on {run['host']} since {run['since']})")
     if living:
-        raise _in_use(store, f"{living[0]} is at work")
+        raise _in_use(store, f"{living[0]} is working")
 
 
 def _forget(store: Store, runs: RemoteRuns, longest_s: float) -> None:
@@ -151,5 +151,5 @@ def _forget(store: Store, runs: RemoteRuns, longest_s: float) -> None:
 
 
 def _in_use(store: Store, reason: str) -> StageError:
-    fix = "say it again when it has ended; one that died counts for a minute"
+    fix = "run the command again when it has ended; a killed process counts for a minute"
     return stage_error("in_use", store.place, f"nothing was removed: {reason}", fix)

@@ -118,7 +118,7 @@ class Layout:
             names = {path.name for path in self.root.iterdir()} - _OF_THE_DISK if self.root.exists() else set()
             actual = (self.root / MARKER).read_text().strip() if MARKER in names else ""
         except NotADirectoryError:
-            raise _no_store(self.root, "this is a file; a folder was expected") from None
+            raise _no_store(self.root, "expected a folder, but this is a file") from None
         except (OSError, UnicodeDecodeError) as error:
             raise _no_store(self.root, f"cannot be read as a store: {error}") from None
         if MARKER not in names:
@@ -138,7 +138,9 @@ class Layout:
 
 
 def _no_store(root: Path, message: str) -> ConfigError:
-    return ConfigError(Problem("not_a_store", str(root), message, "name a store, or an empty or new folder, as --root"))
+    return ConfigError(
+        Problem("not_a_store", str(root), message, "set --root to a store, or to an empty or new folder")
+    )
 
 
 PARTS = {

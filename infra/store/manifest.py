@@ -155,12 +155,12 @@ class Manifest:
             key = ".".join(map(str, first["loc"]))
             raise ValueError(f"{path}: not as expected: {key}: {first['msg']}".replace(": : ", ": ")) from None
         if manifest.schema != SCHEMA:
-            raise ValueError(f"{path}: schema {SCHEMA} was expected, not {manifest.schema}")
+            raise ValueError(f"{path}: expected schema {SCHEMA}, not {manifest.schema}")
         figures = manifest.result.get("figures", {})
         if not isinstance(figures, Mapping) or not all(isinstance(value, int | float) for value in figures.values()):
-            raise ValueError(f"{path}: not as expected: result.figures: numbers by name were expected")
+            raise ValueError(f"{path}: result.figures: expected numbers by name")
         if any(Path(file.path).is_absolute() or ".." in Path(file.path).parts for file in manifest.files):
-            raise ValueError(f"{path}: not as expected: files: paths within the artifact were expected")
+            raise ValueError(f"{path}: files: expected paths within the artifact")
         return manifest
 
 

@@ -121,7 +121,7 @@ class Promotions:
                     raise TypeError
                 [Promotion(**entry) for entry in history]
         except (AttributeError, TypeError) as error:
-            message = "an object of lists of promotions by name was expected"
+            message = "expected an object of lists of promotions by name"
             raise damaged(self._url or self._path, message, _LOST) from error
         return dict(content)
 
@@ -131,10 +131,10 @@ def _as_text(by_name: Mapping[str, Any]) -> str:
 
 
 def _promoted_meanwhile(location: str) -> StageError:
-    message = "another model was promoted meanwhile"
-    return stage_error("promoted_meanwhile", location, message, "look at it, and promote again")
+    message = "another model was promoted in the meantime"
+    return stage_error("promoted_meanwhile", location, message, "check that model, then promote again")
 
 
 def _nothing_to_roll_back(name: str, names: list[str]) -> StageError:
-    fix = f"promoted are {', '.join(names)}" if names else "nothing was promoted yet"
+    fix = f"promoted names: {', '.join(names)}" if names else "no model has been promoted yet"
     return stage_error("nothing_to_roll_back", name, "no earlier promotion of this name", fix)

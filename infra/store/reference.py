@@ -51,7 +51,7 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
         return _read(store, matches, text)[0]
     if matches:
         examples = ", ".join(f"{stage}/{folder.name}" for folder in matches[:SHOWN])
-        raise _unknown(text, f"{len(matches)} artifacts begin like this: {examples}", "write more of the fingerprint")
+        raise _unknown(text, f"{len(matches)} artifacts have this prefix: {examples}", "give more of the fingerprint")
     names = [folder.name for folder in folders]
     near = difflib.get_close_matches(prefix, names, n=3, cutoff=0.3) or names[-SHOWN:]
     raise _unknown(
@@ -76,7 +76,7 @@ def require_whole(store: Store, folder: Path, manifest: Manifest) -> None:
     wrong = [difference for path, difference in differences if path.endswith(payload) and not path.endswith(aux_paths)]
     if wrong:
         suffix = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        fix = "stemma run CONFIG builds it again; stemma verify names every file"
+        fix = "stemma run CONFIG rebuilds it; stemma verify lists every file"
         raise stage_error("damaged", f"{manifest.stage}/{folder.name}", f"it is damaged: {wrong[0]}{suffix}", fix)
 
 
@@ -90,7 +90,7 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
     folder = path.parent if path.name == MANIFEST else path
     manifest = store.read(folder)
     if manifest is None and path.is_absolute() and path.exists():
-        raise _unknown(str(path), f"no {MANIFEST} that this version can read: this is not a finished artifact", "")
+        raise _unknown(str(path), f"no {MANIFEST} that this version can read, so this is not a finished artifact", "")
     return (folder.absolute(), manifest) if manifest else None
 
 
@@ -108,7 +108,7 @@ def _current(folders: list[Path]) -> list[Path]:
 def _read(store: Store, folders: list[Path], text: str) -> list[tuple[Path, Manifest]]:
     artifacts = [(folder, manifest) for folder in folders if (manifest := store.read(folder))]
     if not artifacts:
-        raise _unknown(text, f"{folders[0] / MANIFEST} is not a manifest that this version can read", "build it again")
+        raise _unknown(text, f"{folders[0] / MANIFEST} is not a manifest that this version can read", "rebuild it")
     return artifacts
 
 

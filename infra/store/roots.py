@@ -46,7 +46,7 @@ def url_of(root: Path) -> str:
     if content is None:
         return ""
     if not isinstance(content, dict) or not isinstance(content.get("url"), str):
-        raise damaged(path, "an object with `url` was expected", _LOST)
+        raise damaged(path, "expected an object with `url`", _LOST)
     return str(content["url"])
 
 
@@ -58,15 +58,15 @@ def shown_root(root: Path) -> str:
 def refuse_url(root: Path, what: str, fix: str) -> None:
     """Raise ConfigError `local_root_only` for a root on an object store: `what` works on one machine's folder."""
     if url := url_of(root):
-        message = f"{what} works on a root in a folder, and {url} is on an object store"
+        message = f"{what} needs a root in a folder, but {url} is on an object store"
         raise ConfigError(Problem("local_root_only", "--root", message, fix))
 
 
 def _normal(text: str) -> str:
     url = text.rstrip("/")
     if not _URL.fullmatch(url):
-        message = f"{SCHEME}BUCKET/PREFIX, or a folder, was expected, not {text!r}"
-        raise ConfigError(Problem("bad_root", "--root", message, f"for example --root {SCHEME}models/lab"))
+        message = f"expected {SCHEME}BUCKET/PREFIX or a folder, not {text!r}"
+        raise ConfigError(Problem("bad_root", "--root", message, f"e.g. --root {SCHEME}models/lab"))
     return url
 
 

@@ -156,4 +156,4 @@ def state_at(artifact: Path, step: str, reader: str, batch: int | None) -> KeptS
 
 def removed_state(step: str, state: KeptState) -> StageError:
     message = f"the state of {step} after {state.batch:,} batches was removed by `stemma gc --states`"
-    return stage_error("no_state", "continues", message, f"build {step} again: --force {step}")
+    return stage_error("no_state", "continues", message, f"rebuild {step} with --force {step}")

@@ -26,7 +26,7 @@ def adopted_artifact(node: Node, store: Store, *, read_all: bool = False) -> Man
     """The artifact that a config adopts for a step, verified. Raises StageError if it is missing or damaged."""
     stage, fingerprint = node.folder, node.adopted or ""
     manifest = store.find(stage, fingerprint)
-    again = f"stemma adopt {stage} FOLDER brings it in again"
+    again = f"stemma adopt {stage} FOLDER imports it again"
     if manifest is None:
         raise stage_error(
             "adopted_missing",
@@ -41,10 +41,10 @@ def adopted_artifact(node: Node, store: Store, *, read_all: bool = False) -> Man
 
 
 def adopt(store: Store, stage: str, folder: Path, note: str = "") -> tuple[Path, Manifest, bool]:
-    """Copy a folder in as an artifact of a stage: (its place, its manifest, whether it was new).
+    """Copy a folder into the store as an artifact of a stage; return its path, its manifest, and True if it is new.
 
     The copy's address comes from the stage and the bytes, so that the same folder adopted twice is one artifact.
-    Raises ConfigError naming what does not look like this stage's payload, and StageError for a full disk.
+    Raises ConfigError naming everything that is not a valid payload of this stage, and StageError for a full disk.
     """
     source = folder.absolute()
     check_payload(stage, source)
@@ -102,9 +102,11 @@ def _compare_with_own_manifest(source: Path, copy: Path, files: tuple[File, ...]
         return
     payload = [file for file in files if file.is_payload]
     if digest_files((file.path, file.sha256) for file in payload) != manifest.digest:
-        message = "its files are not those that its manifest names"
+        message = "its files do not match its manifest"
         raise ConfigError(
-            Problem("damaged", str(source), message, "stemma verify names them, in the store it comes from")
+            Problem(
+                "damaged", str(source), message, "stemma verify, in the store that it comes from, lists the differences"
+            )
         )
 
 
@@ -130,7 +132,7 @@ def _manifest(
         identity={},
         inputs={},
         requires={},
-        # The original files are its sources, so that lineage leads from them to what was made of them.
+        # The original files are recorded as its sources, so that lineage leads from them to their descendants.
         sources=(SourceRecord("adopted", digest, {str(origins[name]): sha256 for name, sha256 in hashes.items()}),),
         files=files,
         result={"figures": {}, "headline": describe(source)},

@@ -72,7 +72,7 @@ def ensure(
     *,
     force: bool = False,
 ) -> Done:
-    """The artifact of a node: reused if it exists and is whole, else built, by us or by the holder of its lease.
+    """The artifact of a node: reused if it exists and is intact, else built, by us or by the holder of its lease.
 
     Raises StageError and the other errors of `infra.errors`; a failed build leaves no artifact.
     """
@@ -106,7 +106,7 @@ def ensure(
         raise Cancelled
     try:
         if lease.taken_from is not None:
-            context.event(node.id, "lease_taken", f"taking over from {lease.taken_from}, which is gone")
+            context.event(node.id, "lease_taken", f"taking over from {lease.taken_from}, which is no longer running")
         if not force:
             # A second look: the artifact may have been finished while we waited for the lease.
             with clock("verify"):
@@ -144,14 +144,14 @@ def _keep_measurement(node: Node, inputs: Mapping[str, Manifest], context: Build
         finally:
             lease.release()
     except StemmaError as error:
-        context.event(node.id, "not_kept", f"the measurement is not kept, and repeated: {error}")
+        context.event(node.id, "not_kept", f"the measurement was not stored and will be repeated: {error}")
 
 
 def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple[Manifest | None, list[Change]]:
     store = context.store
     manifest = find(node, request, store)
     if manifest is None and (damage := unreadable(request, store)):
-        context.event(node.id, "damaged", f"{damage}; it will be built again")
+        context.event(node.id, "damaged", f"{damage}; it will be rebuilt")
         return None, [Change("damaged", damage)]
     if manifest is None:
         return None, changes(request, (other for _, other in store.manifests(request.stage)))
@@ -163,12 +163,12 @@ def _reusable(node: Node, request: BuildRequest, context: BuildContext) -> tuple
     damage = f"its artifact is damaged: {differences[0]}"
     if len(differences) > 1:
         damage += f" and {len(differences) - 1} more"
-    context.event(node.id, "damaged", f"{damage}; it will be built again")
+    context.event(node.id, "damaged", f"{damage}; it will be rebuilt")
     return None, [Change("damaged", damage)]
 
 
 def _remove_work(node: Node, manifest: Manifest, context: BuildContext) -> None:
-    """Remove what a builder left that was killed between the artifact's rename and its own clean-up."""
+    """Remove the work of a builder that was killed between the artifact's rename and its clean-up."""
     store = context.store
     work = store.layout.work(manifest.stage, manifest.fingerprint)
     if node.adopted or not work.exists():

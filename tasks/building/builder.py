@@ -232,8 +232,8 @@ class Build:
         for needed in (*self.inputs.values(), *self.requires.values()):
             if locate(self.store, needed.as_input()) is None:
                 location = self.store.location(needed)
-                message = f"{self.node.id} was made from it, and it was removed meanwhile"
-                raise stage_error("input_removed", location, message, "run again: it is built again, this stage is not")
+                message = f"{self.node.id} was made from it, but it was removed in the meantime"
+                raise stage_error("input_removed", location, message, "run again: only the removed artifact is rebuilt")
 
     def _commit(self, manifest: Manifest) -> tuple[Manifest, Path]:
         """The artifact in force at the address after the commit. In an object store, another machine may have put it
@@ -358,7 +358,7 @@ class Build:
         try:
             remove_below(location)
         except StageError as error:
-            message = f"the uploaded checkpoints stay in {location}; remove them by hand: {error}"
+            message = f"the uploaded checkpoints remain in {location}; remove them by hand: {error}"
             self.context.event(self.node.id, "upload_kept", message)
 
     def _pass_on(self, message: Mapping[str, Any]) -> None:
@@ -420,11 +420,11 @@ class Build:
         )
 
     def _source_record(self, source: Source) -> SourceRecord:
-        """Raise StageError `source_changed` if it is another than the one that this build is named by."""
+        """Raise StageError `source_changed` if the source differs from the one in this build's fingerprint."""
         digest = self.store.hashes.digest(source)
         if digest != self.request.sources.get(source.key):
             raise StageError(
-                Problem("source_changed", source.key, "the source was changed while it was read", "run again")
+                Problem("source_changed", source.key, "the source changed while it was being read", "run again")
             )
         files = self.store.hashes.source_files(source)
         return SourceRecord(source.key, digest, {str(file): sha for file, sha in files.items()})

@@ -51,24 +51,24 @@ class Change:
             case "config" if self.old is None:
                 return f"{self.key} = {_short(self.new)} was set"
             case "config" if self.new is None:
-                return f"{self.key} = {_short(self.old)} was taken out"
+                return f"{self.key} = {_short(self.old)} was removed"
             case "config":
                 return f"{self.key} changed: {_short(self.old)} → {_short(self.new)}"
             case "input":
-                return f"its input {self.key} has other content"
+                return f"the content of its input {self.key} changed"
             case "source":
-                return f"the source {self.key} has other content"
+                return f"the content of the source {self.key} changed"
             case "package":
-                return f"{self.key} {self.old} made it, {self.key} {self.new} is here"
+                return f"it was built with {self.key} {self.old}, but {self.key} {self.new} is installed"
             case "version":
-                return f"the stage's version went from {self.old} to {self.new}"
+                return f"the stage's version changed from {self.old} to {self.new}"
             case _:
                 return self.key
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """The request for one build: everything that enters its fingerprint."""
+    """The request for one build: everything that its fingerprint depends on."""
 
     stage: str
     version: int
@@ -206,7 +206,7 @@ def _answers(node: Node, request: BuildRequest, other: Manifest) -> bool:
         recorded = replace(node, config=type(node.config).model_validate(dict(other.config)))
         identity = identity_of(recorded, keeps_template=request.identity.get("chat_template") == "model")
     except (ValidationError, TypeError):
-        return False  # keys that there are no more, or values that are not right any more
+        return False  # keys that no longer exist, or values that are no longer valid
     # Apart from what is requested, its identity may hold only values that its config has and that are today's defaults.
     return (
         same(identity, request.identity) and within(identity, other.identity) and within(other.identity, other.config)

@@ -28,7 +28,7 @@ def check_payload(stage: str, folder: Path) -> None:
         raise ConfigError(Problem("unknown_stage", stage, "no artifact of this stage can be imported", fix))
     if folder.is_file():
         fix = "unpack an archive yourself, and inspect its content: tar --no-same-owner -xf ARCHIVE -C EMPTY_FOLDER"
-        raise ConfigError(Problem("not_a_folder", str(folder), "a folder was expected, this is a file", fix))
+        raise ConfigError(Problem("not_a_folder", str(folder), "expected a folder, but this is a file", fix))
     if not folder.is_dir():
         raise ConfigError(Problem("missing_folder", str(folder), "no such folder"))
     if problems := [Problem(danger.code, str(danger.path), danger.message, danger.fix) for danger in dangers(folder)]:
@@ -96,7 +96,10 @@ def _lacking(file: Path, schema: pa.Schema) -> Faults:
 
     wrong = [name for name in DOCUMENT_COLUMNS if name not in schema.names or schema.field(name).type != pa.string()]
     if wrong:
-        yield file, f"expected the string columns {', '.join(DOCUMENT_COLUMNS)}; not so: {', '.join(wrong)}"
+        yield (
+            file,
+            f"expected the string columns {', '.join(DOCUMENT_COLUMNS)}; wrong: {', '.join(wrong)}",
+        )
 
 
 def _shards(folder: Path) -> Faults:
@@ -120,7 +123,7 @@ def _mds(folder: Path) -> Faults:
             if not any((folder / name).is_file() for name in names):
                 yield (
                     index,
-                    f"names {', '.join(map(quoted, names)) or f'no file for shard {number}'}, which is not there",
+                    f"names {', '.join(map(quoted, names)) or f'no file for shard {number}'}, which does not exist",
                 )
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
         yield index, f"expected shards with format and raw_data or zip_data: {type(error).__name__}: {error}"
@@ -170,7 +173,7 @@ def _json_lines(path: Path, keys: tuple[str, ...]) -> Faults:
                 record = None
             texts = isinstance(record, dict) and all(isinstance(record.get(key), str) for key in keys)
             if not texts:
-                yield Path(f"{path}:{number}"), f"expected a JSON object with the texts {', '.join(keys)}"
+                yield Path(f"{path}:{number}"), f"expected a JSON object with the string keys {', '.join(keys)}"
                 return
 
 
@@ -185,7 +188,7 @@ def _json_object(path: Path, *keys: str) -> Faults:
         return
     missing = [key for key in keys if key not in data] if isinstance(data, dict) else list(keys) or ["an object"]
     if missing:
-        yield path, f"expected {', '.join(missing)} in it"
+        yield path, f"expected the keys {', '.join(missing)}"
 
 
 _CHECKS: dict[str, Callable[[Path], Faults]] = {

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from infra.launch.config import LaunchConfig
 from infra.ledger.energy import KG_PER_KWH, OVERHEAD, USD_PER_THREAD, WATTS_PER_THREAD
 from tasks.processes.warm_start import uses_gpu
 from tasks.stage import Stage
-from training.core.devices import DEVICES, Device, device_called
-
-_GPU = Path("/proc/driver/nvidia/gpus")
+from training.core.devices import DEVICES, Device, gpu_of_this_machine
 
 
 def rates_of(launch: LaunchConfig, stage: Stage) -> dict[str, Any]:
@@ -42,11 +38,4 @@ def rates_of(launch: LaunchConfig, stage: Stage) -> dict[str, Any]:
 
 def _gpu(launch: LaunchConfig) -> Device | None:
     """Return the GPU that `launch.hardware` names, else this machine's; None if it is not known."""
-    if launch.hardware:
-        return DEVICES.get(launch.hardware)
-    with suppress(OSError):
-        for gpu in sorted(_GPU.iterdir()) if _GPU.is_dir() else ():
-            text = (gpu / "information").read_text(encoding="utf8", errors="replace")
-            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
-            return device_called(model.strip())
-    return None
+    return DEVICES.get(launch.hardware) if launch.hardware else gpu_of_this_machine()

@@ -156,7 +156,7 @@ class StagePage:
     def retrying(self, error: StemmaError, attempt: int, retries: int, pause_s: float) -> None:
         """Report a machine fault and that the stage will be tried again."""
         self._over.set()
-        message = f"{error}; trying again in {pause_s:.0f} s ({attempt} of {retries} tries more)"
+        message = f"{error}; trying again in {pause_s:.0f} s (retry {attempt} of {retries})"
         self.say(self._node, {"kind": "event", "time": time.time(), "name": "retrying", "message": message})
 
     def _failed(self, error: StemmaError) -> str:

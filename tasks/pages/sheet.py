@@ -59,11 +59,11 @@ CHARTS = (
         {"": "nats by which the chosen answer rose more"},
         noisy=True,
     ),
-    Chart("KL", {"rlhf/kl": "KL"}, {"": "nats an answer, from the SFT model"}, from_zero=True),
+    Chart("KL", {"rlhf/kl": "KL"}, {"": "nats per answer, from the SFT model"}, from_zero=True),
     Chart(
         "Loss",
         {"train/loss": "training", "validation/sample_loss": "held-out sample"},
-        {"": "nats a token", **dict.fromkeys(OF_PAIRS, "nats a pair"), "rlhf": "of policy and value"},
+        {"": "nats per token", **dict.fromkeys(OF_PAIRS, "nats per pair"), "rlhf": "of policy and value"},
         noisy=True,
         levels={"unigram_loss": "unigrams", "bigram_loss": "bigrams", "heldout_loss_base": "before tuning"},
     ),
@@ -71,7 +71,7 @@ CHARTS = (
     Chart("Gradient norm", {"train/grad_norm": "norm"}, {"": "before clipping"}, noisy=True, from_zero=True),
 )
 GUESSING = Level("guessing", math.log(2))
-"""The loss of a reward model that knows nothing, in nats a pair."""
+"""The loss of an untrained reward model, in nats per pair."""
 
 
 def read_curves(lines: Iterable[str]) -> Curves:
@@ -202,7 +202,7 @@ def _card(folder: Path) -> str:
 
 def _report(folder: Path) -> str:
     report = folder / "report.html"
-    return f"The report, to be opened in a browser: `{report}`" if report.exists() else ""
+    return f"Report, to open in a browser: `{report}`" if report.exists() else ""
 
 
 _SECTIONS: tuple[Callable[[Path], str], ...] = (_validation, _gates, _report, _card)
@@ -252,7 +252,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _as_it_is(text: str) -> str:
-    """Text in a fence of more backticks than it has in a row, which it cannot close."""
+    """Text in a fence with more backticks than any run in the text, so that the text cannot close it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 

@@ -406,7 +406,7 @@ def _measured(
         return measuring
     except Exception as error:
         traceback.print_exc()
-        run.event("not_measured", f"the model is whole, but measuring it failed: {error}")
+        run.event("not_measured", f"the model is complete, but measuring it failed: {error}")
         return measuring
 
 

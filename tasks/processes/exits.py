@@ -44,8 +44,8 @@ def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
         return Problem(
             "out_of_memory",
             node,
-            "the kernel killed it: the machine, or the container that it ran in, was out of memory",
-            f"a smaller launch.microbatch or launch.stages_at_once: 1 needs less, a larger machine has more; {log}",
+            "the kernel killed it: the machine or its container ran out of memory",
+            f"lower launch.microbatch, set launch.stages_at_once: 1, or use a larger machine; {log}",
         )
     if code == -signal.SIGBUS:
         return Problem(
@@ -57,6 +57,6 @@ def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
         )
     if code < 0:
         name = signal.Signals(-code).name
-        whence = ", from outside" if -code in _FROM_OUTSIDE else ", by a fault of its own or of its machine"
+        whence = ", sent from outside" if -code in _FROM_OUTSIDE else ", because of a bug or a hardware fault"
         return Problem("killed", node, f"its process was killed by {name}{whence}", f"run again; {log}")
     return Problem("crashed", node, f"its process ended with exit code {code} and no result", log)

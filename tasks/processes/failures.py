@@ -67,7 +67,7 @@ def failure_of(
     reason = _refusal(error)
     if reason is not None:
         path = str(getattr(error, "filename", None) or root)
-        message = f"{where} may not write or read it: {reason}"
+        message = f"{where} has no permission to read or write it: {reason}"
         return StageError(Problem("not_permitted", path, message, f"let user {os.geteuid()} write under {root}"))
     if fault := _machine_fault(error, where):
         return StageError(fault)
@@ -93,13 +93,13 @@ def _machine_fault(error: BaseException, where: str) -> Problem | None:
         line = f"{type(cause).__name__}: {cause}".splitlines()[0]
         log = f"stemma logs {where}"
         if names & _DEVICE_MEMORY or (isinstance(cause, RuntimeError) and "CUDA error: out of memory" in str(cause)):
-            fix = "a smaller launch.microbatch, launch.recompute: full or launch.sharding: fsdp needs less"
+            fix = "lower launch.microbatch, or set launch.recompute: full or launch.sharding: fsdp"
             return Problem("device_out_of_memory", where, line, f"{fix}; {log}")
         if isinstance(cause, MemoryError) or (
             isinstance(cause, RuntimeError | OSError) and _HOST_MEMORY_TEXT.search(str(cause))
         ):
-            fix = "a smaller launch.microbatch or launch.stages_at_once: 1 needs less, a larger machine has more"
-            return Problem("out_of_memory", where, f"the machine was out of memory: {line}", f"{fix}; {log}")
+            fix = "lower launch.microbatch, set launch.stages_at_once: 1, or use a larger machine"
+            return Problem("out_of_memory", where, f"the machine ran out of memory: {line}", f"{fix}; {log}")
         if not isinstance(cause, RuntimeError):
             continue
         text = str(cause)

@@ -105,11 +105,11 @@ def not_forked(stage: str, launch: LaunchConfig) -> str:
     if os.environ.get(SWITCH) == "off":
         return f"{SWITCH} is off"
     if launch.nodes > 1 and launch.cluster == "local":
-        return "it belongs to several machines"
+        return "it runs on several machines"
     if STAGES[stage].trains and starts_ranks(launch):
-        return "it starts a process a rank"
+        return "it starts one process per rank"
     if launch.ray is not None:
-        return "it brings its work to Ray"
+        return "it sends its work to Ray"
     if uses_gpu(stage):
         return "it may use the GPU of this machine, and CUDA does not survive a fork"
     return ""

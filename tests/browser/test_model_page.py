@@ -46,7 +46,7 @@ def test_a_model_is_exported_promoted_and_tried_from_its_page(
     expect.set_options(timeout=PATIENCE_MS)
     page.goto(f"{address}/model/rlhf")
     page.get_by_role("button", name="Promote").click()
-    expect(page.locator("#about-promote")).to_contain_text("It is promoted, as")
+    expect(page.locator("#about-promote")).to_contain_text("It is already promoted as")
     assert json.loads((root / "promotions.json").read_text())
     page.get_by_role("button", name="Export").click()
     expect(page.locator("#about-export")).to_contain_text("It was exported to")

@@ -169,7 +169,7 @@ def test_the_page_of_a_run_shows_it_while_it_goes_cancels_and_retries_it(
     page.set_viewport_size({"width": 375, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#answer")).to_have_text("asked for; the steps follow")
+    expect(page.locator("#answer")).to_have_text("requested; the steps will stop")
     child.resume()
     expect(page.locator("h1 .state")).to_have_text("cancelled")
     cancelled = finish(process)

@@ -219,15 +219,8 @@ def sheets(built_full: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("theme", "width"),
-    [
-        ("dark", DESKTOP),
-        ("light", PHONE),
-        pytest.param("light", DESKTOP, marks=pytest.mark.long),
-        pytest.param("dark", PHONE, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("theme", "width"), [("dark", DESKTOP), ("light", PHONE), ("light", DESKTOP), ("dark", PHONE)])
 def test_a_sheet_on_the_prefect_page_is_read_in_both_themes_and_at_phone_width(
     browser: Browser, sheets: dict[str, tuple[str, str]], theme: Any, width: int
 ) -> None:

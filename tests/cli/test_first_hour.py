@@ -48,7 +48,7 @@ def test_check_of_an_empty_store_is_one_line(tmp_path: Path, root: Path) -> None
     assert found.exit_code == 0
     lines = found.stdout.splitlines()
     assert lines[:3] == [
-        f"nothing of this is built yet: all 31 stages would be built in {root}",
+        f"nothing is built yet: all 31 stages would be built in {root}",
         "",
         "training would take about",
     ]
@@ -59,7 +59,7 @@ def test_check_of_a_pipeline_that_never_ran_does_not_compare_it_with_others(buil
     mine = {**yaml.safe_load((built_data / "config.yaml").read_text()), "name": "mine"}
     mine["ingest"]["max_quarantine_share"] = 0.5
     found = typed("check", write_config(tmp_path / "mine.yaml", mine), "--root", built_data / "store")
-    assert found.stdout.startswith("nothing of this is built yet: all 4 stages would be built"), found.stdout
+    assert found.stdout.startswith("nothing is built yet: all 4 stages would be built"), found.stdout
 
 
 def test_check_shows_artifacts_as_they_are_typed_and_needs_when_asked(built_data: Path) -> None:
@@ -95,7 +95,7 @@ def test_why_answers_for_the_settings_that_are_named(built_data: Path) -> None:
     told = typed(*named, "--set", "tokenizer.vocab_size=400").stdout
     assert "tokenizer was built in run" in told and told.endswith(": the store had none to reuse\n")
     told = typed(*named, "--set", "tokenizer.vocab_size=420").stdout
-    assert told == ("tokenizer would be built, no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
+    assert told == ("tokenizer would be built; no run had these settings: tokenizer.vocab_size changed: 400 → 420\n")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     checked = typed("check", "mine.yaml", "--root", tmp_path / "store")
     assert checked.exit_code == 0 and "stages would be built" in checked.stdout, checked.stderr
     again = typed("init", "crawl", "--to", "mine.yaml")
-    assert again.exit_code == 2 and "there is such a file already" in again.stderr
+    assert again.exit_code == 2 and "the file exists already" in again.stderr
     (tmp_path / "hh.jsonl").write_text(json.dumps({"chosen": HH + " b", "rejected": HH + " c"}) + "\n")
     (tmp_path / "alpaca.json").write_text(
         json.dumps([{"instruction": "Spell it", "input": "freind", "chosen": "friend", "rejected": "freind"}])
@@ -239,7 +239,7 @@ def test_init_says_at_once_where_it_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("Some text.")
     found = typed("init", tmp_path / "text.txt", "--to", tmp_path / "no" / "pipeline.yaml")
     assert found.exit_code == 2
-    assert f"{tmp_path / 'no'} is no folder that can be written" in found.stderr
+    assert f"{tmp_path / 'no'} is not a writable folder" in found.stderr
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def test_compare_tells_settings_steps_figures_and_paired_differences(family: Pat
     assert {"cloze accuracy", "expected maximum toxicity", "toxicity probability"} <= paired.keys()
     assert paired["expected maximum toxicity"]["shown"] is False
     text = typed("compare", "pretrain", "rlhf", "--root", family).stdout
-    assert "no difference is shown" in text and "over the same items, less pretrain/" in text
+    assert "no difference is shown" in text and "paired over the same items, minus pretrain/" in text
     assert typed("compare", "rlhf", "--root", family).exit_code == 2
 
 
@@ -420,7 +420,10 @@ def test_a_reward_model_is_no_partner_to_talk_to(tmp_path: Path, root: Path) -> 
     folder = model_folder(tmp_path / "judge", "LlamaForSequenceClassification")
     found = typed("chat", folder, "--prompt", "Hello", "--root", root)
     assert found.exit_code == 2
-    assert "scores or labels text and writes none (name a model that writes text, such as sft or rlhf)" in found.stderr
+    assert (
+        "scores or labels text and does not generate any (name a model that generates text, such as sft or rlhf)"
+        in found.stderr
+    )
 
 
 def test_what_is_no_model_is_met_with_the_models_that_there_are(root: Path) -> None:

@@ -72,6 +72,9 @@ def test_what_the_newest_run_does_not_need_goes_after_it_was_shown(run: Run, dat
     (old,) = (folder.name for folder in (root / "tokenizer").iterdir())
     assert run("run", config, "--set", "tokenizer.vocab_size=420", "--root", root).code == 0
 
+    exported = root / "exports" / f"tokenizer-{old}"
+    exported.mkdir(parents=True)
+    (exported / "model.safetensors").write_bytes(b"x" * 100)
     shown = run("gc", "--root", root)
     assert [(row["artifact"], row["removed"]) for row in shown.document["garbage"]] == [(f"tokenizer/{old}", False)]
     assert shown.document["bytes"] > 0
@@ -80,6 +83,7 @@ def test_what_the_newest_run_does_not_need_goes_after_it_was_shown(run: Run, dat
     removed = run("gc", "--yes", "--root", root)
     assert [(row["artifact"], row["removed"]) for row in removed.document["garbage"]] == [(f"tokenizer/{old}", True)]
     assert not (root / "tokenizer" / old).exists()
+    assert removed.document["exports"] == [{"path": str(exported), "bytes": 100}] and exported.is_dir()
     assert run("verify", "tokenizer", "--ancestry", "--root", root).code == 0
     assert run("gc", "--yes", "--root", root).document["garbage"] == []
 
@@ -441,7 +445,7 @@ def test_nothing_is_removed_when_a_run_lost_its_beginning(store: Store, content:
     record_run(store, "demo", [made])
     (journal,) = store.layout.runs.glob("*/journal.jsonl")
     journal.write_bytes(content)
-    with pytest.raises(StageError, match=r"nothing was removed.*beginning cannot be read") as caught:
+    with pytest.raises(StageError, match=r"nothing was removed.*first line cannot be read") as caught:
         collect(store)
     assert caught.value.problems[0].path == str(journal)
     assert store.find(made.stage, made.fingerprint)

@@ -109,7 +109,7 @@ def test_an_ancestor_that_is_gone_is_said_to_be(run: Run, data_pipeline: Path) -
     shutil.rmtree(data_pipeline / "store" / "clean")
     document = lineage(run, data_pipeline, "tokenizer")
     assert [node["stage"] for node in document["nodes"] if node["kind"] == "gone"] == ["clean"]
-    assert "is not in the store any more" in text("lineage", "tokenizer", "--root", data_pipeline / "store")
+    assert "is no longer in the store" in text("lineage", "tokenizer", "--root", data_pipeline / "store")
 
 
 def test_equal_bytes_at_another_address_are_followed_and_marked(run: Run, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_beginning_must_be_unique(run: Run, tmp_path: Path) -> None:
     twice = next(letter for letter in letters if letters.count(letter) > 1)
     answer = run("lineage", f"clean/{twice}", "--root", store.root)
     assert answer.code == 2
-    assert f"{letters.count(twice)} artifacts begin like this" in answer.document["errors"][0]["message"]
+    assert f"{letters.count(twice)} artifacts have this prefix" in answer.document["errors"][0]["message"]
     whole = run("lineage", f"clean/{made[0].fingerprint[:12]}", "--root", store.root)
     assert whole.document["nodes"][0]["fingerprint"] == made[0].fingerprint
 

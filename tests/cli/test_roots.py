@@ -134,8 +134,8 @@ def test_a_full_disk_is_told_by_commands_without_a_store_and_leaves_no_part_of_a
     ("number", "message"),
     [
         (errno.EDQUOT, "the disk is full"),
-        (errno.EROFS, "may not write or read it"),
-        (errno.EACCES, "may not write or read it"),
+        (errno.EROFS, "has no permission to read or write it"),
+        (errno.EACCES, "has no permission to read or write it"),
         (errno.EIO, "the disk failed"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_disk_that_cannot_be_written_can_be_read_and_is_told_when_written(
 
 def test_a_store_cannot_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Exception, match="a folder was expected"):
+    with pytest.raises(Exception, match="expected a folder"):
         Store(tmp_path / "file")
     (tmp_path / "below").touch()
     with pytest.raises(StageError, match="cannot be written"):

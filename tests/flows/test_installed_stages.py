@@ -143,14 +143,14 @@ def test_code_version_and_package_of_an_installed_stage_are_in_its_fingerprint(
     )
     assert changed() == (False, ["its artifact is gone"])
     package.edit("longest.py", "len(one.text), one.id", "len(one.text), one.source, one.id")
-    assert changed() == (True, [f"the source code of {NAME} has other content"])
+    assert changed() == (True, [f"the content of the source code of {NAME} changed"])
     package.edit("longest.py", "len(one.text), one.source, one.id", "len(one.text), one.id")
     assert changed()[0] is False
     package.install("0.2.0", {"longest": "longest_documents.stages:LONGEST"})
     assert changed() == (True, [f"package changed: {NAME} 0.1.0 → {NAME} 0.2.0"])
     package.install("0.1.0", {"longest": "longest_documents.stages:LONGEST"})
     package.edit("stages.py", "version=1", "version=2")
-    assert changed()[1][0] == "the stage's version went from 1 to 2"
+    assert changed()[1][0] == "the stage's version changed from 1 to 2"
 
 
 def test_commands_forms_and_schema_know_an_installed_stage(package: Package, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_call_that_is_refused_is_told_once_and_keeps_nobody() -> None:
         queue.tell(server.call("sheet"))
         assert queue.flush(60) == 0
     assert server.took == ["sheet"] * 3
-    assert told == ["the page misses table: ValueError: no such flow run"]
+    assert told == ["the page does not show table: ValueError: no such flow run"]
     assert not queue.was_lost
     queue.close()
 

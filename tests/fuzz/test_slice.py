@@ -13,7 +13,7 @@ from infra.errors import stage_error
 from tests.fuzz.harness import Target, run_target
 from tests.fuzz.targets import TARGETS
 
-SLICE_S = 25.0
+SLICE_S = 12.0
 """For all targets together; a machine that is busy gets less done, and at least ten inputs of each."""
 INPUTS = 40
 DEAR = ("command", "config-check", "store-files", "http-serve", "http-damaged-store", "read-warc")

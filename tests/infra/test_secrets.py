@@ -270,7 +270,7 @@ def test_what_is_said_of_a_secret_is_hidden(text: str, hidden: str) -> None:
         "sk-learn and task-abcdefghijklmnopqrst, risk-averse",
         "postgresql://USER:PASSWORD@HOST:5432/NAME, or sqlite, was expected",
         "loss 3.1, 2,500,000 tokens, pad_token=<|endoftext|>, max_tokens=1000000, key=value",
-        "a password of 12 characters or more was expected; set a password: it is easy",
+        "a password of at least 12 characters; set a password: it is easy",
         "https://example.org/a?page=2&sort=key, http://127.0.0.1:4200/runs?token=",
         "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
         "eyJ.x.y glpat-short ghp_short hf_hub AKIA xoxo-kisses",

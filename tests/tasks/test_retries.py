@@ -135,7 +135,7 @@ def test_a_stage_that_stops_for_a_signal_from_elsewhere_is_tried_again(run: Run,
     stops = f"{os_module}.kill({os_module}.getpid(), 15) or {errors}.Cancelled()"
     answer = faulty(run, data_pipeline, [stops])
     assert answer.code == 0, answer.document["errors"]
-    assert "its process was killed by SIGTERM, from outside" in answer.stderr and "trying again" in answer.stderr
+    assert "its process was killed by SIGTERM, sent from outside" in answer.stderr and "trying again" in answer.stderr
 
 
 @pytest.mark.long

@@ -55,8 +55,8 @@ def no_tools(path: str) -> StageError:
     Args:
         path: tools or messages.
     """
-    message = "expected a conversation without tools: the model's chat template shows it none"
-    return stage_error("no_tools", path, message, "take a model whose template has tools, or leave them out")
+    message = "expected a conversation without tools: the model's chat template does not support tools"
+    return stage_error("no_tools", path, message, "use a model whose template supports tools, or leave them out")
 
 
 def as_user(message: Message) -> Message:
@@ -87,7 +87,7 @@ def turns_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
             text, system = system + text, ""
         turns.append((message["role"], text))
     if system:
-        raise stage_error("bad_role", "messages", "expected a message of the user after that of the system")
+        raise stage_error("bad_role", "messages", "expected a user message after the system message")
     return turns
 
 
@@ -120,8 +120,8 @@ class Chat:
             raise stage_error(
                 "no_chat_tokens",
                 "tokenizer",
-                f"expected the chat token {token} in the tokenizer, it is not there",
-                "train the tokenizer with the tokenizer stage, or bring the model in with base_model, which adds it",
+                f"expected the chat token {token} in the tokenizer, but it is missing",
+                "train the tokenizer with the tokenizer stage, or import the model with base_model, which adds it",
             )
         return int(number)
 
@@ -324,7 +324,7 @@ def read_rows(
     rows: list[dict[str, Any]] = []
     if not path.exists():
         raise stage_error(
-            "missing_file", str(path), "expected JSON lines, the file is not there", "build its stage again"
+            "missing_file", str(path), "expected JSON lines, but the file does not exist", "rebuild its stage"
         )
     for number, line in file_lines(path):
         if len(rows) == limit:
@@ -341,5 +341,5 @@ def read_rows(
             raise stage_error("bad_row", f"{path}:{number}", f"expected text under {', '.join(missing)}")
         rows.append(row)
     if not rows:
-        raise stage_error("no_rows", str(path), "expected at least one pair, the file is empty", "give more pairs")
+        raise stage_error("no_rows", str(path), "expected at least one pair, but the file is empty", "give more pairs")
     return rows

@@ -94,7 +94,7 @@ class TemplateChat(Chat):
             raise stage_error(
                 "bad_template",
                 "chat_template",
-                "the model's chat template shows no answer of the role assistant",
+                "the model's chat template does not show answers with the role assistant",
                 USE_OURS,
             )
         self._opening = full[common:at]
@@ -223,8 +223,8 @@ class TemplateChat(Chat):
             raise stage_error(
                 "bad_messages",
                 "messages",
-                f"the model's chat template refuses this conversation: {str(error)[:300]}",
-                "give the roles that the model knows, in its order",
+                f"the model's chat template rejects this conversation: {str(error)[:300]}",
+                "use the roles that the model supports, in its order",
             ) from None
         return texts[0], spans[0] if spans else ()
 

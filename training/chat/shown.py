@@ -93,7 +93,7 @@ def read_conversations(path: Path, limit: int) -> list[tuple[Sequence[Mapping[st
             messages = _messages(row, f"{path}:{number}")
             conversations.append((messages, row.get("tools") or []))
     if not conversations:
-        raise stage_error("no_rows", str(path), "expected at least one conversation, the file is empty")
+        raise stage_error("no_rows", str(path), "expected at least one conversation, but the file is empty")
     return conversations
 
 

@@ -118,7 +118,7 @@ def write(folder: Path, batch: int, write_files: Callable[[Path], Sequence[Path]
             "disk_full" if full else "checkpoint_failed",
             str(path),
             "the disk is full: no checkpoint could be written" if full else f"no checkpoint was written: {failure}",
-            "free some space and run again: it continues from the checkpoint before",
+            "free some space and run again: it continues from the previous checkpoint",
         )
     return path
 

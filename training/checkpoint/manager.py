@@ -265,8 +265,8 @@ class CheckpointManager(Callback):
         if other := _other_versions(saved.get("versions", {})):
             self._run.event(
                 "other_versions",
-                f"the state after batch {saved['batch']:,} was written by {other}: the training goes on, and ends with "
-                "other bits than one by the same versions throughout",
+                f"the state after batch {saved['batch']:,} was written by {other}: training continues, but the result "
+                "is not bit-identical to a run with the same versions throughout",
             )
         # Checkpoints of earlier versions have no place; the place of another training refers to another journal.
         self._run.rewind(0 if begins else saved.get("journal"), saved["batch"])
@@ -306,7 +306,7 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
             "other_data",
             where,
             "the checkpoint was written while training on another data set",
-            "give back that data set, or train in an empty work folder",
+            "restore that data set, or train in an empty work folder",
         )
     saved = {name: shape for name, shape in snapshot.shapes.items() if name.startswith(WEIGHTS)}
     current = {

@@ -174,8 +174,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        fix = "remove the folder of this checkpoint: the training then continues from the one before"
-        raise stage_error("damaged_checkpoint", str(path), f"it is not as it was written: {reason}", fix) from error
+        fix = "remove the folder of this checkpoint: training then continues from the previous one"
+        raise stage_error("damaged_checkpoint", str(path), f"its content has changed: {reason}", fix) from error
 
 
 # Kind of optimizer by a key of its state of each weight.

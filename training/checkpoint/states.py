@@ -54,13 +54,13 @@ def beginning(config: TrainerConfig, inputs: Mapping[str, Path], batches: int) -
     if not state.is_there:
         raise removed_state(step, state)
     if wrong := damage(state.folder):
-        raise stage_error("damaged_state", str(state.folder), wrong, f"build {step} again: --force {step}")
+        raise stage_error("damaged_state", str(state.folder), wrong, f"rebuild {step} with --force {step}")
     if state.batch >= batches:
         raise stage_error(
             "nothing_to_train",
             "duration",
             f"expected more than the {state.batch:,} batches that {step} has already, not {batches:,}",
-            "duration counts from the beginning of the first training: lengthen it",
+            "raise it: duration counts from the beginning of the first training",
         )
     return state
 
@@ -73,8 +73,8 @@ def place_in(state: KeptState, data: str) -> tuple[int, int]:
         epoch, sample = int(saved["dataset"]["epoch"]), int(saved["dataset"]["sample_in_epoch"])
         return (epoch, sample) if saved["data"] == data else (0, 0)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        fix = "build the training that it is of again: --force STEP"
-        raise stage_error("damaged_checkpoint", str(path), f"it is not as it was written: {error}", fix) from error
+        fix = "rebuild its training step with --force STEP"
+        raise stage_error("damaged_checkpoint", str(path), f"its content has changed: {error}", fix) from error
 
 
 def corrections_before(state: KeptState | None) -> list[Correction]:
@@ -126,7 +126,7 @@ def load_known(
             Problem(
                 "other_tokenizer",
                 "pretrain.inputs.tokenizer",
-                f"expected the tokenizer of the model that it continues; {differ:,} entries of them differ",
+                f"expected the tokenizer of the model that it continues from; {differ:,} entries of them differ",
                 "shard the text with the model itself as the input tokenizer, or with the model's own tokenizer",
             )
         )

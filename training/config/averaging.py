@@ -19,19 +19,19 @@ class AverageConfig(StageConfig):
     weighted by `decay` less than the one after it. greedy: models are added from the best on, and kept if the mean with
     them is better (Wortsman et al. 2022, algorithm 1)."""
     states: int | None = Field(None, ge=2)
-    """Average the last states that the training of the input `model` kept (`keep_state: {every: …}`), this number of
-    them. null: average the input models."""
+    """Number of last training states of the input `model` to average (`keep_state: {every: …}`). null: average the
+    input models."""
     decay: float = Field(0.9, gt=0, lt=1)
     """Weight of a state, relative to the one after it, in ema. The mean of the last 10 checkpoints of an interval has
     about that of 0.9."""
     figure: str = ""
-    """Figure of `benchmark` by which greedy chooses, the higher the better, such as cloze_accuracy. "": the loss on the
-    validation text of the input `shards`, the lower the better."""
+    """Metric of `benchmark` that greedy maximises, such as cloze_accuracy. "": greedy minimises the loss on the
+    validation text of the input `shards`."""
     benchmark: BenchmarksConfig | None = None
-    """Benchmarks whose `figure` greedy chooses by. Items that choose are no test any more: benchmark the result on
-    others."""
+    """Benchmarks with the `figure` that greedy maximises. Their items are then no longer a fair test: evaluate the
+    result on others."""
     validation_sequences: int = Field(256, ge=1)
-    """Sequences of validation text by which losses are measured, spread over all of it."""
+    """Validation sequences for the loss, spread over all validation text."""
 
     @model_validator(mode="after")
     def _has_a_measure(self) -> Self:

@@ -8,7 +8,7 @@ from infra.config import Config
 
 
 class GuardConfig(Config):
-    """Watches training, and on a spike goes back, lowers the learning rate, leaves out the data around it, and goes on.
+    """Watches training. On a loss spike it rolls back, lowers the learning rate and skips the data around the spike.
 
     All lengths are in batches. The answer follows OPT (Zhang et al. 2022, section 2.5: a lower learning rate from a
     healthy checkpoint) and PaLM (Chowdhery et al. 2022, section 5.1: the batches around the spike are left out).
@@ -17,19 +17,19 @@ class GuardConfig(Config):
     enabled: bool = True
     """Enable the guard."""
     window: int = Field(100, ge=10)
-    """Batches whose median absolute deviation defines what is usual."""
+    """Number of batches whose median absolute deviation defines the normal range."""
     window_least: int = Field(20, ge=3)
     """Minimum number of batches in the window before it is used; until then the spread of the examples of each batch
     bounds the distance to the next batch's loss. Also the number of last batches whose median a loss is compared
     with."""
     limit: float = Field(6.0, gt=0)
-    """Spreads above the usual at which a batch counts in full for an alarm; half of it counts nothing, and less counts
-    against one. Half is enough where the gradient norm or the activation norm is so far above its own. A spread is
+    """Spreads above normal at which a batch counts fully towards an alarm; half of it counts nothing, and less counts
+    against an alarm. Half is enough if the gradient norm or activation norm is that far above normal too. A spread is
     1.4826 × MAD (Iglewicz & Hoaglin 1993 take 3.5 of them for one sample; a training looks at millions), or more where
     the upper tail is heavier than a normal one's."""
     patience: int = Field(5, ge=1)
-    """Batches in a row that make an alarm if each counts in full; NaN and infinity need one. A single odd batch is no
-    spike."""
+    """Consecutive batches that raise an alarm if each counts fully; NaN and infinity need one. A single outlier is not
+    a spike."""
     divergence: float = Field(1.2, gt=1)
     """Multiple of the mean loss of the first five batches above which a loss is held against that mean at any time, in
     spreads of its noise: worse by a fifth than before training. Of a reward model no loss below this multiple of
@@ -41,8 +41,8 @@ class GuardConfig(Config):
     healthy_after: int = Field(20, ge=0)
     """A checkpoint is healthy if no suspicious batch occurred within this number of batches after it."""
     cut: float = Field(0.5, gt=0, lt=1)
-    """Learning rate after a correction as a multiple of the healthy one. Each further try at the same place cuts as
-    much as all tries there before it together; cuts at other places are not multiplied with each other."""
+    """Factor on the healthy learning rate after a correction. Each further attempt at the same place cuts as much as
+    all earlier attempts there together; cuts at different places are not multiplied."""
     cut_at_start: float = Field(0.01, gt=0, lt=1)
     """The same where the alarm came before `window_least`: a training that never got going has a learning rate that is
     wrong by far, by a hundred times and more where it was tried. This one is for good, its first try leaves out no
@@ -51,11 +51,11 @@ class GuardConfig(Config):
     """Batches over which the learning rate climbs back after a correction: PaLM passed over the data and left its rate
     as it was. 0: it stays cut, as in OPT, figure 1. A new alarm before that counts as one at the same place."""
     skip_before: int = Field(2, ge=0)
-    """Batches before the first suspicious one whose data is left out."""
+    """Batches before the first suspicious one whose data is skipped."""
     skip_after: int = Field(5, ge=0)
-    """Batches from the first suspicious one on whose data is left out; each further try at the same place doubles it.
-    PaLM left out 200 to 500, of a run of 255,000."""
+    """Batches from the first suspicious one whose data is skipped; each further attempt at the same place doubles it.
+    PaLM skipped 200 to 500, in a run of 255,000."""
     tries: int = Field(4, ge=1)
-    """Corrections at the same place before the training is given up."""
+    """Maximum number of corrections at the same place before training fails."""
     corrections: int = Field(35, ge=1)
-    """Corrections in all before the training is given up; OPT-175B needed 35 restarts."""
+    """Maximum number of corrections in total before training fails; OPT-175B needed 35 restarts."""

@@ -22,11 +22,11 @@ class MixtureWeights(Config):
     not listed is not read."""
 
     proportion: dict[str, Weight] = Field(default_factory=dict)
-    """Source → its part of the sequences that are read, relative to the others' parts."""
+    """Source → its share of the sequences read, relative to the other shares."""
     repeat: dict[str, Weight] = Field(default_factory=dict)
-    """Source → how often its training text is read in an epoch of the mixture."""
+    """Source → number of times that its training text is read per epoch of the mixture."""
     choose: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    """Source → how many of its sequences are read in an epoch of the mixture."""
+    """Source → number of its sequences read per epoch of the mixture."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -58,10 +58,10 @@ class MixtureWeights(Config):
 
 
 class MixturePhase(MixtureWeights):
-    """Other weights from some point of training on."""
+    """Weights that apply from a given point of training."""
 
     begins: LengthOrShare
-    """After how many batches or tokens, or what percentage of training, this phase begins."""
+    """Start of this phase: a number of batches or tokens, or a percentage of training."""
 
     @field_validator("begins")
     @classmethod

@@ -62,7 +62,7 @@ class ModelConfig(Config):
     with an RMSNorm on each head's queries and keys; Henry et al. 2020, Qwen3's report, section 2), bert (an encoder,
     norms after the residuals) or t5 (encoder and decoder, relative positions)."""
     layers: int | None = Field(None, ge=1)
-    """Transformer blocks; of t5 on each side."""
+    """Number of transformer blocks; for t5, on each side."""
     width: int | None = Field(None, ge=1)
     """Width of the residual stream."""
     heads: int | None = Field(None, ge=1)
@@ -72,7 +72,7 @@ class ModelConfig(Config):
     mlp_width: int | None = Field(None, ge=1)
     """Inner width of the MLP; by default 4 times the width, for llama and qwen3 8/3 times (Shazeer 2020)."""
     positions: int | None = Field(None, ge=1)
-    """Longest sequence the model takes; 2,048 in GPT-3 (section 2.1)."""
+    """Maximum sequence length of the model; 2,048 in GPT-3 (section 2.1)."""
     tie_embeddings: bool | None = None
     """Share the input embedding with the output layer (Press & Wolf 2017; GPT-2); by default as in the preset, and true
     without one."""

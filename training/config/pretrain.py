@@ -38,9 +38,9 @@ class PretrainConfig(TrainerConfig):
     """Pretraining on packed shards."""
 
     recipe: RecipeName | None = outside_identity(None)
-    """A published recipe whose keys hold where none are written here: model, duration, batch, optimizer and schedule of
-    GPT-3 (gpt3-125m to gpt3-175b; Brown et al. 2020, table 2.1 and appendix B), MosaicML's first (mosaic-350m),
-    GPT-NeoX-20B and OPT-175B. What it sets is part of the identity, its name is not."""
+    """A published recipe that sets the keys which this config does not: model, duration, batch, optimizer and schedule
+    of GPT-3 (gpt3-125m to gpt3-175b; Brown et al. 2020, table 2.1 and appendix B), MosaicML's first (mosaic-350m),
+    GPT-NeoX-20B and OPT-175B. Its settings are part of the identity, its name is not."""
 
     objective: Literal["causal", "masked", "prefix", "span_corruption"] = "causal"
     """Training objective. causal: the next token (GPT-3). masked: 15 % of the tokens, hidden, from both sides (Devlin
@@ -49,23 +49,23 @@ class PretrainConfig(TrainerConfig):
     15 % of the tokens in spans of 3 on average, written by a decoder (Raffel et al. 2020, section 3.1.4), with a t5
     model."""
     model: ModelConfig = ModelConfig(preset="gpt-125m")
-    """The model to train from scratch. A step that goes on from the model of another (its input `model`) takes that
-    one, and leaves this out."""
+    """The model to train from scratch. Leave it out in a step that continues from another step's model (its input
+    `model`)."""
     rope: RopeConfig | None = None
-    """Context extension: longer rotary positions for the input `model`, before training goes on with them. Its shards
-    are packed to the new length. null: the model's positions stay."""
+    """Context extension: longer rotary positions for the input `model`, before training continues. Its shards are
+    packed to the new length. null: keep the model's positions."""
     duration: Length = "2_500_000_000 tokens"
     """Length of training; 20 tokens per parameter (Chinchilla, section 3), here for 125M parameters."""
     global_batch_tokens: int = Field(524_288, ge=1)
     """Tokens of one optimizer step over all devices; 0.5M for GPT-3 up to 760M parameters (table 2.1)."""
     batch_warmup: BatchWarmup | None = None
-    """Smaller batches at first; none by default, as in OPT and Llama."""
+    """Batch size ramp-up; none by default, as in OPT and Llama."""
     mixture: MixtureConfig | None = None
     """Amount to read of each source of the shards, and when, with shards that are packed `by_source`. By default all
     training text once per epoch, in the shards' order. Another mixture needs no new shards."""
     shuffle_block: int = Field(4_000_000, ge=1)
     """Sequences (of each source) over which they are shuffled; the default is streaming's. Remote shards in a bounded
-    cache need a smaller value: this number of sequences, and a quarter more, are in use at once."""
+    cache need a smaller value: 1.25 times this number of sequences are in use at once."""
     attention: Literal["document", "sequence"] | None = None
     """Range of attention in a packed sequence: document, to the beginning of the token's document, with positions
     counted from there (as Llama 3, section 3.2), or sequence, to the beginning of the sequence (GPT-3, section 2.2). By
@@ -74,21 +74,21 @@ class PretrainConfig(TrainerConfig):
     evaluate_every: Length = outside_identity("200 batches")
     """Interval between measurements of the validation loss during training; the weights do not depend on it."""
     evaluate_tokens: int = outside_identity(65_536, ge=1)
-    """Validation tokens of each such measurement, spread over the validation side."""
+    """Validation tokens per measurement, spread over the validation side."""
     validation_tokens: int = measured_only(8_000_000, ge=1)
     """Validation tokens of the figures at the end, spread over the validation side and shared by the ranks; and
     training tokens that unigram and bigram baselines are counted on. The weights do not depend on it."""
 
     evaluate_tasks: tuple[TaskByName, ...] = outside_identity(())
-    """Benchmarks that are taken during training as well, as in `benchmarks.tasks`. Of several ranks the first takes
-    them while the others wait, less than `launch.hang_s`; where they share weights, layers or sequences, on a copy of
-    the whole model on its device."""
+    """Benchmarks to run during training as well, as in `benchmarks.tasks`. With several ranks, the first runs them
+    while the others wait, for less than `launch.hang_s`; with sharded weights, layers or sequences, on a copy of the
+    full model on its device."""
     evaluate_limit: int = outside_identity(50, ge=1)
-    """Items of each of these benchmarks, the first of the file."""
+    """Maximum number of items of each of these benchmarks, from the beginning of the file."""
     sample_prompts: tuple[str, ...] = outside_identity(("", "The "))
-    """Prompts that the model continues at each evaluation; "" asks for a text from nothing."""
+    """Prompts that the model continues at each evaluation; "" samples unconditionally."""
     sample_tokens: int = outside_identity(32, ge=1)
-    """Longest such continuation."""
+    """Maximum length of such a continuation in tokens."""
 
     @model_validator(mode="before")
     @classmethod
@@ -237,8 +237,8 @@ class BaseModelConfig(StageConfig):
     seed: Seed = 17
     """Seeds the embeddings of chat tokens that the model does not have yet."""
     chat_template: Literal["model", "stemma"] = "model"
-    """Chat template of the model from here on, in tuning, chat, serve and export. model: its own, byte for byte; this
-    project's if it has none. stemma: this project's, whose tokens are added to it."""
+    """Chat template for tuning, chat, serve and export. model: the model's own, byte for byte, or this project's if it
+    has none. stemma: this project's, whose tokens are added to the model."""
 
     def sources(self) -> list[Source]:
         return [Source("base_model.path", expand([self.path]))]

@@ -10,7 +10,7 @@ from infra.config import Config
 
 
 class RopeConfig(Config):
-    """Rotary positions for longer sequences than the input model's, on which this training goes on."""
+    """Rotary positions for sequences longer than the input model's."""
 
     kind: Literal["yarn", "base"] = "yarn"
     """yarn: slow rotations are interpolated, fast ones kept, between them a ramp, and attention is sharpened (Peng et

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 
 from infra.errors import ConfigError, Problem
 
 GIB = 2**30
+_DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +137,7 @@ def find_device(name: str) -> Device:
             "unknown_hardware",
             "--gpu",
             f"expected one of {known}, not {name!r}",
-            f"{nearest}add others by an entry in training/core/devices.py with the figures of its data sheet",
+            f"{nearest}to add another device, add an entry with its data-sheet figures in training/core/devices.py",
         )
     )
 
@@ -143,6 +146,17 @@ def device_called(driver_name: str) -> Device | None:
     """Return the device with this name in its driver; None if it is unknown."""
     matching = [device for device in DEVICES.values() if device.part and device.part in driver_name]
     return max(matching, key=lambda device: len(device.part)) if matching else None
+
+
+def gpu_of_this_machine() -> Device | None:
+    """Return the first known GPU of this machine, by the names that its driver reports in /proc; None without one."""
+    with suppress(OSError):
+        for gpu in sorted(_DRIVER_FOLDER.iterdir()) if _DRIVER_FOLDER.is_dir() else ():
+            text = (gpu / "information").read_text(encoding="utf8", errors="replace")
+            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
+            if device := device_called(model.strip()):
+                return device
+    return None
 
 
 def peak_of(driver_name: str) -> float | None:

@@ -164,7 +164,7 @@ def per_rank_batch(batch_size: int) -> int:
         raise stage_error(
             "not_divisible",
             "launch.processes",
-            f"expected a global batch that {data_ranks()} ranks can share, not {batch_size} examples",
+            f"expected a global batch divisible among {data_ranks()} ranks, not {batch_size} examples",
             f"make the global batch a multiple of {data_ranks()} examples, or start fewer processes",
         )
     return batch_size // data_ranks()

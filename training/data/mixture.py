@@ -166,8 +166,8 @@ def sources_of(config: MixtureConfig, meta: Mapping[str, Any], split: Split) -> 
         raise stage_error(
             "not_by_source",
             "pretrain.mixture",
-            "expected shards whose sequences are each of one source",
-            "set by_source: true in the shard section, and they are cut once more",
+            "expected shards in which each sequence has one source",
+            "set by_source: true in the shard section, which rebuilds the shards",
         )
     if problems := list(config.problems(sources)):
         raise StageError(*problems)
@@ -177,8 +177,8 @@ def sources_of(config: MixtureConfig, meta: Mapping[str, Any], split: Split) -> 
                 raise stage_error(
                     "no_sequences",
                     f"pretrain.mixture.{phase.unit}.{name}",
-                    "its training text fills no sequence",
-                    f"set {name}: 0, or give it more text",
+                    "its training text does not fill a sequence",
+                    f"set {name}: 0, or provide more text",
                 )
     # A source's files are those that end within its sequences.
     samples = [shard["samples"] for shard in split.shards]

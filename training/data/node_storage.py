@@ -76,7 +76,9 @@ def _parent(run: Run, needed_bytes: int) -> Path:
         return run.work_dir / "shards"
     if shutil.disk_usage(gettempdir()).free > _ROOM * needed_bytes:
         return Path(gettempdir()) / ours
-    run.event("scratch", f"{gettempdir()} has no room to unpack the shards: they go to the shared {run.work_dir}")
+    run.event(
+        "scratch", f"{gettempdir()} has no room to unpack the shards, so they are unpacked to the shared {run.work_dir}"
+    )
     return run.work_dir / "shards"
 
 

@@ -232,7 +232,7 @@ def _check_mixture(mixture: Mixture, state: Mapping[str, Any]) -> None:
         raise stage_error(
             "other_mixture",
             "pretrain.mixture",
-            f"the training that it goes on from read another mixture up to there, sequence {place:,}",
+            f"the training that it continues from read a different mixture up to there, from sequence {place:,}",
             "begin with its mixture and its global_batch_tokens, and write other weights as a phase that begins at "
             "that batch, in batches",
         )

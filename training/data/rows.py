@@ -86,10 +86,8 @@ class Fitted(Generic[E]):
     def report(self, stage: str, side: str, max_length: int, run: Run) -> Fitted[E]:
         """Log what did not fit, and return self. Raises StageError `no_room` if nothing is left."""
         if self.cut:
-            message = (
-                f"the prompts of {self.cut:,} {side} {self.kind} lost their beginning, so that prompt and answer fit"
-            )
-            run.event("prompts_cut", f"{stage}: {message} {max_length:,} tokens")
+            message = f"the prompts of {self.cut:,} {side} {self.kind} were truncated at the beginning to fit"
+            run.event("prompts_cut", f"{stage}: {message} {max_length:,} tokens with their answers")
         if self.dropped:
             message = f"{self.dropped:,} {side} {self.kind} are longer than {max_length:,} tokens and left out"
             run.event("pairs_dropped", f"{stage}: {message}")
@@ -97,10 +95,14 @@ class Fitted(Generic[E]):
             raise stage_error(
                 "no_room",
                 f"{stage}.max_length",
-                f"expected {side} {self.kind} that fit {max_length:,} tokens, all {self.dropped:,} are longer",
-                "raise it, take a model with more positions, or set too_long: cut_prompt",
+                f"expected {side} {self.kind} that fit {max_length:,} tokens, but all {self.dropped:,} are longer",
+                "raise it, use a model with more positions, or set too_long: cut_prompt",
             )
         return self
+
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """Return the figures of a stage about examples that did not fit."""
+        return {f"{prefix}prompts_cut": float(self.cut), f"{prefix}pairs_dropped": float(self.dropped)}
 
 
 class LengthLimit:

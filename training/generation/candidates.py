@@ -121,7 +121,7 @@ def answer_pairs(
                     answers[number].append((name, text))
         found += [(prompt, two) for prompt, two in zip(asked, answers, strict=True) if two[0][1] != two[1][1]]
     if not found:
-        fix = "raise --temperature, or give other prompts or models"
+        fix = "raise --temperature, or use other prompts or models"
         raise stage_error("no_pairs", ", ".join(names), "no prompt has two answers that differ", fix)
     return found
 

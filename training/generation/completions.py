@@ -61,6 +61,18 @@ class Completions:
     logprobs: list[list[float]] | None = None
     episodes: list[Episode] | None = None
 
+    @classmethod
+    def of_episodes(
+        cls,
+        prompts: list[list[int]],
+        ids: list[list[int]],
+        episodes: list[Episode],
+        logprobs: list[list[float]] | None = None,
+    ) -> Completions:
+        """Return episodes as answers, of which those are finished that the environment ended."""
+        finished = torch.tensor([episode.ended == "done" for episode in episodes])
+        return cls(prompts, ids, finished, logprobs, episodes)
+
     @property
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled."""

@@ -172,7 +172,7 @@ def json_grammar(schema: Mapping[str, Any] | None = None) -> Grammar:
     """
     value = ANY_OBJECT if schema is None else _Schema(schema).value(schema, "")
     if not Grammar(value).begin:
-        raise Unsupported("schema: a value was expected, and it refers to itself alone")
+        raise Unsupported("schema: expected a value, but it only refers to itself")
     return Grammar(GrammarRule((_SPACE, value)))
 
 
@@ -221,11 +221,11 @@ class _Schema:
         """Return the symbol of the values of a part of the schema. path: of the part, for messages."""
         self._size += 1
         if self._size > MOST_SYMBOLS:
-            raise Unsupported(f"{path or 'schema'}: a schema of at most {MOST_SYMBOLS:,} parts was expected")
+            raise Unsupported(f"{path or 'schema'}: expected a schema of at most {MOST_SYMBOLS:,} parts")
         if schema is True:
             return ANY_VALUE
         if not isinstance(schema, Mapping):
-            raise Unsupported(f"{path or 'schema'}: a schema was expected, an object or true")
+            raise Unsupported(f"{path or 'schema'}: expected a schema, an object or true")
         keys = set(schema) - _ANNOTATIONS
         for name, reader in (
             ("$ref", self._reference), ("const", self._constant), ("enum", self._constants), ("anyOf", self._any),
@@ -246,7 +246,7 @@ class _Schema:
             or not types
             or not all(isinstance(name, str) and name in _OF_TYPE for name in types)
         ):
-            raise Unsupported(f"{_at(path, 'type')}: one or more of {', '.join(_OF_TYPE)} was expected")
+            raise Unsupported(f"{_at(path, 'type')}: expected one or more of {', '.join(_OF_TYPE)}")
         self._refuse(keys - {"type"} - set().union(*(_OF_TYPE[name] for name in types)), path)
         readers = {"object": self._object, "array": self._array}
         return GrammarRule(*((readers[name](schema, path) if name in readers else _SIMPLE[name],) for name in types))
@@ -276,7 +276,7 @@ class _Schema:
     def _constants(self, schema: Mapping[str, Any], path: str) -> Symbol:
         values = schema["enum"]
         if not isinstance(values, list):
-            raise Unsupported(f"{_at(path, 'enum')}: a list was expected")
+            raise Unsupported(f"{_at(path, 'enum')}: expected a list")
         return self._literals(values, schema, _at(path, "enum"))
 
     def _literals(self, values: Sequence[Any], schema: Mapping[str, Any], path: str) -> Symbol:
@@ -284,7 +284,7 @@ class _Schema:
         allowed = [value for value in values if not types or types & _types_of(value)]
         self._values += len(allowed)
         if not allowed or self._values > MOST_VALUES:
-            raise Unsupported(f"{path}: 1 to {MOST_VALUES:,} values of the schema's type were expected")
+            raise Unsupported(f"{path}: expected 1 to {MOST_VALUES:,} values of the schema's type")
         # Escaped too: a vocabulary may have some letters in parts alone.
         texts = {json.dumps(value, ensure_ascii=escapes) for value in allowed for escapes in (False, True)}
         return GrammarRule(*((text,) for text in sorted(texts)))
@@ -292,7 +292,7 @@ class _Schema:
     def _any(self, schema: Mapping[str, Any], path: str, name: str = "anyOf") -> Symbol:
         parts = schema[name]
         if not isinstance(parts, list) or not parts:
-            raise Unsupported(f"{_at(path, name)}: a list of schemas was expected")
+            raise Unsupported(f"{_at(path, name)}: expected a list of schemas")
         return GrammarRule(*((self.value(part, f"{_at(path, name)}.{number}"),) for number, part in enumerate(parts)))
 
     def _exactly_one(self, schema: Mapping[str, Any], path: str) -> Symbol:
@@ -327,7 +327,7 @@ class _Schema:
         properties, required = dict(schema.get("properties", {})), schema.get("required", [])
         further = schema.get("additionalProperties", True)
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise Unsupported(f"{_at(path, 'required')}: a list of names was expected")
+            raise Unsupported(f"{_at(path, 'required')}: expected a list of names")
         for name in required:
             if name not in properties:
                 if further is False:
@@ -366,7 +366,7 @@ class _Schema:
         else:
             further = self.value(item, _at(path, "items"))
         if most is not None and most < least:
-            raise Unsupported(f"{_at(path, 'maxItems')}: at least minItems was expected")
+            raise Unsupported(f"{_at(path, 'maxItems')}: expected at least minItems")
         end = GrammarRule((_SPACE, "]"))
         # The rest of the list after each number of items, from the most that are distinguished down to none.
         distinguished = max(least, len(items)) if most is None else most

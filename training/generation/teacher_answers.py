@@ -100,7 +100,7 @@ async def _ask_teacher(rows: Sequence[Mapping[str, Any]], config: DistillConfig,
             fix = "raise sampling.max_tokens for truncated ones, or the limit"
             raise stage_error("unanswered", f"distill.answer_limits.{fault}", message, fix)
     counts = endpoint.counts
-    message = f"{len(kept):,} answers of {config.endpoint.model}, {counts['cached']:,} of them kept from before"
+    message = f"{len(kept):,} answers of {config.endpoint.model}, {counts['cached']:,} of them cached"
     run.event("teacher_answers", f"distill: {message}")
     return TeacherAnswers(kept, {fault: faults[fault] for fault in _FAULTS}, counts["completion_tokens"])
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ class VllmSampler:
             if hardware.device.type == "cpu":
                 # vLLM 0.32 ends where a seeded prompt is read in parts: a CPU's generator cannot be set back.
                 given += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(longest, _READ_AT_ONCE))]
-            run.event("vllm", f"rlhf: vLLM begins, {dtype}; its log is {log}")
+            run.event("vllm", f"rlhf: vLLM starts, {dtype}; its log is {log}")
             began = time.monotonic()
             self._server = Vllm(
                 machine,
@@ -110,7 +110,7 @@ class VllmSampler:
             )
             run.event("vllm", f"rlhf: vLLM answers after {time.monotonic() - began:.0f} s")
 
-        _on_first(start)
+        on_first(start)
 
     def update(self, step: int) -> None:
         """Send it the policy's current weights; the time that took is recorded at this step."""
@@ -122,11 +122,21 @@ class VllmSampler:
             self._server.reload_weights()
             self._run.metric("rlhf/weights_to_vllm_s", time.monotonic() - began, step)
 
-        _on_first(reload)
+        on_first(reload)
 
     def sample(self, prompts: Sequence[list[int]], seed: int, first: int = 0) -> Completions:
         """Return an answer to each prompt, with the log-probabilities that vLLM reports; the first prompt has the
         number `first`."""
+        sampled = on_first(lambda: self.written(prompts, seed, range(first, first + len(prompts))))
+        ids = [answer for answer, _ in sampled]
+        ended = torch.tensor([self._chat.has_ended(answer) for answer in ids])
+        return Completions(list(prompts), ids, ended, [logprobs for _, logprobs in sampled])
+
+    def written(
+        self, prompts: Sequence[list[int]], seed: int, numbers: Sequence[int]
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return the ids of an answer to each prompt and their log-probabilities. Rank 0 calls this alone."""
+        assert self._server is not None
         stops, config = sorted(self._chat.stops), self._config
         # `ignore_eos`: of the model's own; what ends an answer is in stop_token_ids, and stays a part of it.
         shared = {
@@ -135,24 +145,17 @@ class VllmSampler:
             "logit_bias": {str(token): NEVER for token in unused_ids(self._policy)} or None,
         }  # fmt: skip
 
-        def ask() -> list[tuple[Any, list[float]]]:
-            assert self._server is not None
-            questions = [
-                {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)}
-                for number, prompt in enumerate(prompts, first)
-            ]
-            choices = self._server.complete(questions)
-            return [(choice.get("token_ids"), choice["logprobs"]["token_logprobs"]) for choice in choices]
-
-        sampled = _on_first(ask)
-        if any(answer is None for answer, _ in sampled):
-            fix = "install a later one, or leave rlhf.sampler out for our own sampler"
+        questions = [
+            {**shared, "prompt": list(prompt), "seed": seed_of(seed, number)}
+            for number, prompt in zip(numbers, prompts, strict=True)
+        ]
+        choices = self._server.complete(questions)
+        if any(choice.get("token_ids") is None for choice in choices):
+            fix = "install a later version, or leave rlhf.sampler out to use the built-in sampler"
             raise stage_error(
-                "vllm_too_old", "launch.vllm.program", "this vLLM does not tell the ids of its tokens", fix
+                "vllm_too_old", "launch.vllm.program", "this version of vLLM does not report token ids", fix
             )
-        ids = [answer for answer, _ in sampled]
-        ended = torch.tensor([self._chat.has_ended(answer) for answer in ids])
-        return Completions(list(prompts), ids, ended, [logprobs for _, logprobs in sampled])
+        return [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
 
     def check(self, answers: Completions, logprobs: Tensor, mask: Tensor, step: int) -> None:
         """Record the mean difference of vLLM's log-probabilities from ours (B, T) of the same tokens, `mask (B, T)`.
@@ -166,7 +169,7 @@ class VllmSampler:
                 "rlhf.sampler",
                 f"vLLM's log-probabilities of its answers' tokens are {apart:.3g} nats from those of the policy in the "
                 f"mean, and {most:g} is more than rounding: it computes another model",
-                "leave rlhf.sampler out for our own sampler, or try another version of vLLM",
+                "leave rlhf.sampler out to use the built-in sampler, or try another version of vLLM",
             )
 
     def close(self) -> None:
@@ -218,7 +221,7 @@ def seed_of(seed: int, number: int) -> int:
     return int(np.random.default_rng([seed % 2**64, number]).integers(2**63 - 1))
 
 
-def _on_first(work: Callable[[], T]) -> T:
+def on_first(work: Callable[[], T]) -> T:
     """Return the result of `work` on rank 0 to every rank; an error of it is raised on every rank."""
     outcome: T | StemmaError | None = None
     if ranks.is_first():

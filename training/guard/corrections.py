@@ -154,7 +154,7 @@ class Corrections:
                 "diverged",
                 "guard",
                 f"{alarm}, after {len(self.made)} corrections ({attempt - 1} of them here)",
-                "lower optimizer.learning_rate, lengthen schedule.warmup, or look at the data of these batches",
+                "lower optimizer.learning_rate, lengthen schedule.warmup, or inspect the data of these batches",
             )
         back_to = max(0, alarm.first - config.healthy_after) // config.rollback_every * config.rollback_every
         skip_first = max(back_to, alarm.first - config.skip_before)

@@ -92,7 +92,7 @@ class SlowRanks(Callback):
         for rank in sorted(slow & self._suspects):
             self._run.event(
                 "slow_rank",
-                f"rank {rank} is slow: the others wait {lags[rank]:.2f} s for it in a batch of {seconds:.2f} s",
+                f"rank {rank} is slow: the others wait {lags[rank]:.2f} s of each {seconds:.2f} s batch for it",
                 rank=rank,
             )
         # Each is named once, at its second time in a row.

@@ -112,9 +112,9 @@ class WeightsMove(Callback):
                 raise stage_error(
                     "no_update",
                     f"{self._stage}.optimizer",
-                    f"the weights are the same to the bit after {self._unmoved} updates with a learning rate of "
+                    f"the weights are bit-identical after {self._unmoved} updates with a learning rate of "
                     f"{max(rates):.3g}: nothing is learnt",
-                    "an optimizer's step must call the closure that it is given and change the weights; a learning "
+                    "an optimizer's step must call its closure and change the weights; a learning "
                     "rate that is too small for fp32 changes nothing either",
                 )
 

@@ -100,8 +100,8 @@ def learning_ids(
         raise stage_error(
             "no_such_token",
             f"{stage}.lora.trainable_tokens",
-            f"expected tokens of the model's tokenizer, it has no {', '.join(missing)}",
-            "name tokens as tokenizer.json has them, or leave the key out",
+            f"expected tokens of the model's tokenizer, which does not have {', '.join(missing)}",
+            "give tokens as they are in tokenizer.json, or leave the key out",
         )
     return sorted({int(known[token]) for token in config.trainable_tokens})
 
@@ -148,7 +148,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int, stage: s
         raise stage_error(
             "no_such_layer",
             f"{stage}.lora",
-            f"expected a model with linear layers, {kind} has none that adapters support",
+            f"expected a model with linear layers, but {kind} has none that adapters support",
             f"tune all weights: set {stage}.lora to null",
         )
     model.requires_grad_(False)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from corpus.model_folders.pretrained import load_pretrained_model
 from infra.errors import StageError, stage_error
+from infra.run import Run
 from training.config import ModelConfig
 from training.config.families import FAMILIES, experts_problem
 from training.model.experts import unstack_experts
@@ -33,7 +34,7 @@ def hf_config(config: ModelConfig, vocab_size: int, special: Mapping[str, int | 
             raise stage_error(
                 "bad_model",
                 "pretrain.model.transformers",
-                f"transformers takes no such config: {str(error).splitlines()[0]}",
+                f"transformers rejects this config: {str(error).splitlines()[0]}",
                 "give a model_type of this version of transformers, with the keys of its config class",
             ) from error
     shape = config.shape()
@@ -177,3 +178,9 @@ def limit_length(model: PreTrainedModel, length: int) -> int:
     """Return `length` tokens, or as many as the model has positions for."""
     positions = getattr(model.config, "max_position_embeddings", None)
     return min(length, positions) if positions else length
+
+
+def report_unbalanced_experts(stage: str, network: PreTrainedModel, run: Run) -> None:
+    """Report a mixture of experts that `stage` trains without a balancing loss."""
+    if problem := experts_problem(network.config.model_type, network.config.to_dict(), "base_model.path"):
+        run.event("unbalanced_experts", f"{stage} trains without a balancing loss: {problem.message}")

@@ -71,4 +71,4 @@ def _rotary_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str, nn.Modu
 
 def _unsupported(reason: str) -> StageError:
     message = f"expected a model with rotary positions: {reason}"
-    return stage_error("no_rotary_positions", _PATH, message, "leave rope out, or take a llama or qwen3")
+    return stage_error("no_rotary_positions", _PATH, message, "leave rope out, or use a llama or qwen3")

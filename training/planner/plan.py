@@ -30,7 +30,7 @@ from training.planner.layouts import (
     why_lost,
 )
 from training.planner.step_time import Training, step_time
-from training.planner.verdict import verdict
+from training.planner.verdict import expected_loss, verdict
 from training.planner.wish import Budget, Size, check, resolve
 
 MISS = 0.15
@@ -197,7 +197,7 @@ def _does_not_fit(job: Training, gpus: int, choices: list[Choice]) -> Problem:
             "--batch-tokens",
             f"expected a batch that {gpus} {job.device.title} can share: of {job.batch:,} sequences, copies of "
             f"{arch.name} that fit their memory get unequal parts",
-            f"take --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
+            f"use --batch-tokens {batch * job.length} ({batch:,} sequences), or other --gpus",
         )
     least = (
         f"at least {choices[0].memory.total / 1e9:,.0f} GB per device" if choices else "a layout that divides its sizes"
@@ -206,7 +206,7 @@ def _does_not_fit(job: Training, gpus: int, choices: list[Choice]) -> Problem:
         f"{arch.name}, {arch.parameters / 1e9:,.1f}B parameters, fits no layout on {gpus} {job.device.title}: it needs "
         f"{least}, which has {job.device.memory / 1e9:,.0f} GB"
     )
-    return Problem("does_not_fit", "--gpus", message, f"take {', or '.join(what_would_fit(job, gpus))}")
+    return Problem("does_not_fit", "--gpus", message, f"use {', or '.join(what_would_fit(job, gpus))}")
 
 
 def _check_machines(request: PlanRequest) -> None:
@@ -265,7 +265,7 @@ def plan(request: PlanRequest) -> dict[str, Any]:
     if tokens < batch:
         message = f"expected at least one batch of {batch:,} tokens, not {tokens:,.0f}"
         least = request.gpus * request.length
-        fix = f"train for more tokens, or lower --batch-tokens (one sequence a device is {least:,})"
+        fix = f"train for more tokens, or lower --batch-tokens (one sequence per device is {least:,})"
         raise ConfigError(Problem("too_few_tokens", "--tokens", message, fix))
     document = _document(request, size, estimated, low, middle, high)
     return {**document, "verdict": verdict(document, request.law, request.own_tokens, request.used_tokens)}
@@ -355,7 +355,7 @@ def _document(
             for choice in _runners_up(estimated)
         ],
         "optimal": _optimal(flops_per_token * tokens, request.law),
-        "loss": request.law.loss(arch.of_a_token, tokens),
+        "loss": expected_loss(request.law, arch.of_a_token, tokens, arch.vocabulary),
         "assumptions": _assumptions(request, estimated, hours, faster),
     }
 
@@ -429,21 +429,21 @@ def _assumptions(request: PlanRequest, estimated: Estimate, hours: float, faster
         f"time: within {MISS:.0%} of all but a few published trainings (docs/planning/accuracy.md), hence the range",
     ]
     if faster < 0.95 * hours:
-        assumptions.append(f"its lower end: with compiled kernels and FlashAttention about {faster:.3g} h")
+        assumptions.append(f"lower end of the time: with compiled kernels and FlashAttention about {faster:.3g} h")
     low, middle, high = request.prices
     assumptions += [
-        f"price: {low:.2f} to {high:.2f} USD a device and hour, {middle:.2f} in the middle"
+        f"price: {low:.2f} to {high:.2f} USD per device-hour, {middle:.2f} in the middle"
         if request.price is None
-        else f"price: {middle:.2f} USD a device and hour, as given",
-        f"to buy: {request.to_buy:,.0f} USD a device, {'a list price' if request.capital is None else 'as given'}, "
+        else f"price: {middle:.2f} USD per device-hour, as given",
+        f"to buy: {request.to_buy:,.0f} USD per device, {'a list price' if request.capital is None else 'as given'}, "
         "without its host, power and people",
         f"device: {device.sources}",
         *_torch_for(device),
-        f"energy: {device.power_w:.0f} W a device × {HOST[1]} for its host × PUE {PUE[1]} "
+        f"energy: {device.power_w:.0f} W per device × {HOST[1]} for its host × PUE {PUE[1]} "
         f"({HOST[0]} × {PUE[0]} to {HOST[2]} × {PUE[2]})",
-        f"carbon: {CARBON[1]} kg a kWh, the world's mean ({CARBON[0]} to {CARBON[2]})",
+        f"carbon: {CARBON[1]} kg per kWh, the world's mean ({CARBON[0]} to {CARBON[2]})",
         f"batch: {estimated.job.batch * request.length:,} tokens, sequences of {request.length:,}",
-        "FLOPs: 6 N + 12 L d T a token (PaLM, appendix B); evaluation is not counted",
+        "FLOPs: 6 N + 12 L d T per token (PaLM, appendix B); evaluation is not counted",
         "failures: one in 45,000 h of a device (OPT, Llama 3); what they cost is in the upper end of the range",
     ]
     if estimated.job.arch.experts > 1:

@@ -287,10 +287,10 @@ def problem(key: str, needed: StageNeeds, ways: Sequence[str]) -> Problem:
         ways: changes that would fit, from training/planner/ways_out.py.
     """
     message = (
-        f"{needed.devices} × {needed.device} do not hold it: {needed.memory_gb:,.1f} GB a device with "
+        f"{needed.devices} × {needed.device} do not have enough memory: {needed.memory_gb:,.1f} GB per device with "
         f"{needed.microbatch} sequence{'s' * (needed.microbatch > 1)} at once, of {needed.memory_limit_gb:,.1f}"
     )
-    fix = f"it would fit with {', or with '.join(ways)}" if ways else "take a smaller model, or shorter sequences"
+    fix = f"it would fit with {', or with '.join(ways)}" if ways else "use a smaller model or shorter sequences"
     return Problem("does_not_fit", key, message, f"{fix}; stemma plan finds the fastest that fits")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,13 @@ API_USD = (0.1, 1.0, 15.0)
 """USD per million tokens of an API: small open models, middle, the largest (public lists, 2025)."""
 
 
+def expected_loss(law: Law, parameters: float, tokens: float, vocabulary: int) -> float | None:
+    """Return the loss by the law in nats per token; None if the law has none, or does not hold for so little compute:
+    the loss would be worse than that of equal probabilities for all tokens."""
+    loss = law.loss(parameters, tokens)
+    return None if loss is None or loss > math.log(vocabulary) else loss
+
+
 def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used: float | None) -> dict[str, Any]:
     """{"choice", "because", "figures"} of a plan. choice: api, tune, continue or scratch; unknown without
     `own_tokens`.
@@ -30,7 +38,7 @@ def verdict(planned: Mapping[str, Any], law: Law, own_tokens: float | None, used
     size, tokens = planned["parameters_of_a_token"], planned["tokens"]
     a_flop = planned["cost_usd"] / planned["flops"]
     text = own_tokens if own_tokens is not None else tokens
-    own_loss, open_loss = law.loss(size, tokens), law.loss(OPEN_PARAMETERS, OPEN_TOKENS)
+    own_loss, open_loss = planned["loss"], law.loss(OPEN_PARAMETERS, OPEN_TOKENS)
     figures = {
         "scratch_usd": planned["cost_usd"],
         "continue_usd": 6 * size * text * a_flop,

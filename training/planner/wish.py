@@ -75,7 +75,9 @@ def check(preset: str | None, parameters: float | None, of_config: bool, tokens:
         problems.append(Problem("too_much", "", message, "leave one out, and the plan computes it"))
     if not (size or tokens or budget.given):
         fix = "for example --preset gpt-1.3b --tokens 20e9, or --money 5000"
-        problems.append(Problem("nothing_to_plan", "", "expected a size, tokens or a budget, best two of them", fix))
+        problems.append(
+            Problem("nothing_to_plan", "", "expected two of a size, tokens and a budget, or one of them", fix)
+        )
     for flag, value in (("--parameters", parameters), ("--tokens", tokens), *_flags(budget)):
         if value is not None and not LEAST <= value <= MOST_ASKED:
             expected = "a number above zero" if not value > 0 else f"a number between {LEAST:g} and {MOST_ASKED:g}"

@@ -50,7 +50,7 @@ def _received(job: Rehearsal, position: int, receiver: Connection) -> RankRecord
     except EOFError:
         rank = f"rank {job.rank_at(position)} of {job.launch.ranks}"
         message = f"the process that rehearses {rank} ended without a result"
-        return [Problem("rehearsal_failed", "launch", message, "run it again, with more free memory")]
+        return [Problem("rehearsal_failed", "launch", message, "run it again with more free memory")]
     return answer
 
 
@@ -71,7 +71,7 @@ def _answer(job: Rehearsal, position: int, sender: Connection) -> None:
             f"rank {job.rank_at(position)} of {job.launch.ranks} cannot be set up, or cannot take a step: "
             f"{type(cause).__name__}: {reason}"
         )
-        fix = "change the degrees of parallelism in launch:, or the model's sizes, so that the one divides the other"
+        fix = "change the degrees of parallelism in launch:, or the model's sizes, so that the degrees divide the sizes"
         answer = [Problem("cannot_be_set_up", "launch", message, fix)]
     sender.send(answer)
 

@@ -70,7 +70,7 @@ def _sent(job: Training, at: RankLayout, records: Sequence[RankRecord]) -> list[
         for record in records:
             sizes: Counter[str] = Counter()
             for collective in record.collectives:
-                if _planned_as(collective, at) == dimension:
+                if _planned_as(collective) == dimension:
                     sizes[collective.link] += collective.sent_bytes
             if sizes.total() > busiest.total():
                 busiest, rank = sizes, record.rank
@@ -80,7 +80,7 @@ def _sent(job: Training, at: RankLayout, records: Sequence[RankRecord]) -> list[
     return rows
 
 
-def _planned_as(collective: Collective, at: RankLayout) -> str:
+def _planned_as(collective: Collective) -> str:
     """Dimension as which the plan counts a collective: gradients that both ends of a pipeline have are `data`."""
     if collective.kind in ("send", "receive"):
         return "pipeline"

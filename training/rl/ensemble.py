@@ -63,7 +63,7 @@ class Ensemble:
                     raise stage_error(
                         "same_reward_model",
                         f"rlhf.inputs.{name}",
-                        f"expected another model than {before}, and its weights are the same",
+                        f"expected another model than {before}, but its weights are the same",
                         "train it with another seed or on other pairs",
                     )
         weights = torch.tensor([config.reward_weights.get(name, 1.0) for name in members], dtype=torch.float32)

@@ -7,7 +7,6 @@ python -m training.rl.grading    serves the process that started it: reads a lin
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from typing import Any
 
 from infra.errors import Problem, StageError, stage_error
 from infra.io.json import parse_own_json
-from infra.process.lifetime import PARENT_FD, die_with_parent, signal_group
+from infra.process.lifetime import PARENT_FD, serve_parent, signal_group
 from infra.project import PROJECT
 from training.rl.reward_functions import KEY, Answered, RewardFunction, call, reward_function
 from training.sandbox.runner import Kind, SandboxChoice, find
@@ -41,7 +40,6 @@ DEATHS = 3
 them killed, and a single death by a signal may come from outside."""
 SLOW_S = 60.0
 """Seconds after which a function that is called in this process is reported, once per call."""
-_PDEATHSIG = 1
 
 
 class Graders:
@@ -177,7 +175,7 @@ class Graders:
                 answer = repr(questions[grader.answer].answer[:80])
                 message = f"it gave no reward for the answer {answer} within {grader.allowed_s:g} s"
                 raise stage_error(
-                    "reward_function_hangs", where, message, "have it end, or raise rlhf.reward_timeout_s"
+                    "reward_function_hangs", where, message, "make it return, or raise rlhf.reward_timeout_s"
                 )
 
     def _check_death(self, grader: _Grader, path: str, questions: Sequence[Answered], deaths: Counter[int]) -> None:
@@ -254,11 +252,7 @@ class _Grader:
 
 def _serve() -> None:
     """Grade incoming answers until the parent process closes the pipe."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # besides the thread, which a function may block
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    questions, answers = serve_parent()
     functions: dict[str, RewardFunction] = {}
     for line in questions:
         question = parse_own_json(line)

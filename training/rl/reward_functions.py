@@ -69,7 +69,7 @@ def call(path: str, function: RewardFunction, answered: Sequence[Answered]) -> l
         reward = math.nan if value is None else _number(value)
         if reward is None:
             message = f"expected a finite number or None, it gave {_shown(value)} for the answer {answer[:80]!r}"
-            raise stage_error("reward_not_finite", where, message, "have it give a number or None for every answer")
+            raise stage_error("reward_not_finite", where, message, "make it return a number or None for every answer")
         rewards.append(reward)
     return rewards
 

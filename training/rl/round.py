@@ -44,7 +44,7 @@ from training.core.measuring import measuring
 from training.generation.completions import AnswerBatch, Completions, generate
 from training.generation.vllm_sampler import VllmSampler
 from training.rl.algorithms import Algorithm, Sampled
-from training.rl.environments.episodes import Episodes
+from training.rl.environments.episodes import Episodes, Task
 from training.rl.overoptimisation import DivergenceWatch, Round
 from training.rl.prompts import Prompt, draw, equal_groups, minibatches, without_padding
 from training.rl.rewards import Rewards, RewardScale
@@ -233,12 +233,13 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
 
     def _generated(self, prompts: Sequence[Prompt], seed: int) -> Completions:
         """Return an answer to each prompt, by a sampler that has the policy of this round."""
+        policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
+        if self._episodes is not None:
+            tasks = list(map(Task.of, prompts))
+            return self._episodes.play(self._vllm or policy, tasks, seed, config.answers_per_prompt)
         ids = [prompt.ids for prompt in prompts]
         if self._vllm is not None:
             return self._vllm.sample(ids, seed)
-        policy, chat, config, hardware = self._policy, self._chat, self._config, self._hardware
-        if self._episodes is not None:
-            return self._episodes.play(policy, prompts, seed, config.answers_per_prompt)
         return generate(policy, ids, chat, config, hardware, seed, in_ranks=True)
 
     def _received(self, pool: SamplerPool) -> tuple[Completions, list[Prompt], Sequence[Sequence[int]]]:
@@ -250,9 +251,14 @@ class Rollouts(IterableDataset[dict[str, Tensor]]):
         drawn = [questions(self._config, self._prompts, part.number) for part in parts]
         prompts = [prompt for part in drawn for prompt in part.prompts]
         written = joined(parts)
-        ended = torch.tensor([self._chat.has_ended(answer) for answer in written.ids])
+        ids = [list(answer) for answer in written.ids]
         logprobs = None if written.logprobs is None else [list(row) for row in written.logprobs]
-        answers = Completions([prompt.ids for prompt in prompts], [list(ids) for ids in written.ids], ended, logprobs)
+        if written.episodes is not None:
+            openings = [list(opening) for opening in written.openings]
+            answers = Completions.of_episodes(openings, ids, list(written.episodes), logprobs)
+        else:
+            ended = torch.tensor([self._chat.has_ended(answer) for answer in ids])
+            answers = Completions([prompt.ids for prompt in prompts], ids, ended, logprobs)
         return answers, prompts, written.versions
 
     def _refilled(

@@ -73,7 +73,7 @@ class Rubric:
                 f"the judge gave no number from 0 to {_BEST} in {unscored:.0%} of its judgements; "
                 f"max_unscored_share allows {self.config.max_unscored_share:.0%}"
             )
-            fix = "take a model that follows instructions, or raise sampling.max_tokens for one that reasons first"
+            fix = "use a model that follows instructions, or raise sampling.max_tokens for one that reasons first"
             raise stage_error("rubric_unscored", "rlhf.rubric", message, fix)
         return scores
 
@@ -181,9 +181,7 @@ class _ModelJudge:
         words = [self._chat.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("Yes", "No")]
         if words[0] == words[1]:
             message = "expected a tokenizer in which Yes and No begin with different tokens"
-            raise stage_error(
-                "no_verdict_tokens", f"rlhf.inputs.{JUDGE}", message, "take another judge, or an endpoint"
-            )
+            raise stage_error("no_verdict_tokens", f"rlhf.inputs.{JUDGE}", message, "use another judge or an endpoint")
         self._words = torch.tensor(words, device=hardware.device)
 
     def scores(self, questions: Sequence[str]) -> list[float]:

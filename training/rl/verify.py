@@ -77,7 +77,7 @@ def rules_of(rows: Iterable[Mapping[str, str]], where: str) -> list[Rule | None]
             raise stage_error("unknown_rule", f"{where}:{number}", f"expected verify: {_RULES}, found {rule!r}", _FIX)
         if rule is not None and (why := unusable_reference(rule, response)):
             raise stage_error(
-                "unknown_rule", f"{where}:{number}", f"verify: {rule} has no use for this reference: {why}", _FIX
+                "unknown_rule", f"{where}:{number}", f"verify: {rule} cannot use this reference: {why}", _FIX
             )
         rules.append(Rule(rule, response) if rule else None)
     return rules

@@ -190,7 +190,7 @@ class _Server:
         for prompt in prompts:
             least = len(prompt.ids) + (query.most_tokens != 0)
             if not prompt.ids:
-                raise Refused(400, f"{key}: at least one token was expected", "invalid_value", key)
+                raise Refused(400, f"{key}: expected at least one token", "invalid_value", key)
             if least > positions:
                 message = (
                     f"This model's maximum context length is {positions} tokens. However, your {key} resulted in "
@@ -200,7 +200,7 @@ class _Server:
                 raise Refused(400, message, "context_length_exceeded", key)
         vocabulary = len(tokenizer)
         if wrong := [token for token in query.logit_bias if not 0 <= token < vocabulary]:
-            message = f"logit_bias: token ids from 0 to {vocabulary - 1} were expected, not {wrong[0]}"
+            message = f"logit_bias: expected token ids from 0 to {vocabulary - 1}, not {wrong[0]}"
             raise Refused(400, message, "invalid_token_id", "logit_bias")
         return prompts
 
@@ -435,7 +435,7 @@ class _Guarded:
             if not matching:
                 asking = {"WWW-Authenticate": 'Basic realm="stemma"'}
                 code = "invalid_api_key" if given else "no_credentials"
-                message = "credentials were expected: an API key, or user and password"
+                message = "credentials required: an API key, or user and password"
                 error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
                 await JSONResponse({"error": error}, 401, asking)(scope, receive, send)
                 return

@@ -88,7 +88,7 @@ def _as_prompts(value: Any) -> Any:
         isinstance(one, str) or (isinstance(one, list) and one and all(type(token) is int for token in one))
         for one in value
     ):
-        raise ValueError("a text, a list of texts, a list of token ids or a list of such lists was expected")
+        raise ValueError("expected a text, a list of texts, a list of token ids or a list of such lists")
     return value
 
 
@@ -193,7 +193,7 @@ class _Message(_Keys):
     @model_validator(mode="after")
     def _has_content(self) -> _Message:
         if "content" not in self.model_fields_set and self.role != "assistant":
-            raise ValueError("content: a text was expected")
+            raise ValueError("content: expected a text")
         return self
 
     def for_template(self, *, has_channels: bool) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class _ResponseFormat(_Keys):
     @model_validator(mode="after")
     def _has_schema(self) -> _ResponseFormat:
         if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise ValueError("json_schema was expected with the type json_schema, and with no other")
+            raise ValueError("expected json_schema with the type json_schema, and with no other")
         return self
 
 
@@ -286,11 +286,11 @@ class ChatRequest(GenerationRequest):
     def _calls(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools]
         if isinstance(self.tool_choice, _NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice: one of the tools was expected: {', '.join(names) or 'there are none'}")
+            raise ValueError(f"tool_choice: expected one of the tools: {', '.join(names) or 'there are none'}")
         if self.tool_choice == "required" and not names:
-            raise ValueError("tool_choice: required was expected with tools alone")
+            raise ValueError("tool_choice: required needs tools")
         if self.must_call and self.response_format.type != "text":
-            raise ValueError("response_format: text was expected, the answer is a call of a function by tool_choice")
+            raise ValueError("response_format: expected text, since tool_choice makes the answer a function call")
         if not self.must_call and any(tool.function.strict for tool in self.tools):
             raise ValueError("tools: strict: true is kept by tool_choice required, or with the name of a function")
         return self
@@ -348,7 +348,7 @@ class ChatRequest(GenerationRequest):
         try:
             check_values(tokenizer, effort, "")
         except StageError:
-            message = "reasoning_effort: null was expected, the model's chat template does not read it"
+            message = "reasoning_effort: expected null, since the model's chat template does not read it"
             raise Refused(400, message, "invalid_value", "reasoning_effort") from None
         return [RequestPrompt(*chat_prompt(tokenizer, messages, shown, {**effort, **self.chat_template_kwargs}))]
 
@@ -367,9 +367,9 @@ class CompletionRequest(GenerationRequest):
         if self.best_of is not None and self.best_of != self.n:
             raise ValueError("best_of: this server writes as many answers as it returns, n")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: at least 1 was expected, or echo: true")
+            raise ValueError("max_tokens: expected at least 1, or echo: true")
         if len(self.prompt) * self.n > MOST_CHOICES:
-            raise ValueError(f"n: at most {MOST_CHOICES} answers to all prompts together were expected")
+            raise ValueError(f"n: expected at most {MOST_CHOICES} answers to all prompts together")
         return self
 
     @property
@@ -389,7 +389,7 @@ class CompletionRequest(GenerationRequest):
             return RequestPrompt(ids, stop_ids, given, len(text_prompt(tokenizer, "")[0]))
         wrong = next((token for token in given if not 0 <= token < len(tokenizer)), None)
         if wrong is not None:
-            message = f"prompt: token ids from 0 to {len(tokenizer) - 1} were expected, not {wrong}"
+            message = f"prompt: expected token ids from 0 to {len(tokenizer) - 1}, not {wrong}"
             raise Refused(400, message, "invalid_token_id", "prompt")
         return RequestPrompt(given, text_prompt(tokenizer, "")[1])
 

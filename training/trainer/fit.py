@@ -85,7 +85,13 @@ class Fit:
             if self.profile:
                 profiling.leave(self.profile, out_dir)
 
+    def figures(self) -> dict[str, float]:
+        """Return the figures of a stage that trains on conversations."""
+        lengths = {"batches": float(self.batches), "tokens": float(self.tokens), "tokens_per_s": self.tokens_per_s}
+        return {**lengths, **self.guard_figures()}
+
     def guard_figures(self) -> dict[str, float]:
+        """Return the guard's figures of a stage that trains."""
         return {
             "corrections": float(len(self.corrections)),
             "skipped_batches": float(self.skipped),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -110,6 +110,12 @@ def counterfactual(text: str, groups: tuple[str, ...]) -> str:
     return replace_words(text, lambda lower, index: _swap(lower, index, swaps, "gender" in groups))
 
 
+def split_possessive(word: str, known: Mapping[str, str]) -> tuple[str, str]:
+    """Return a word without its ending from the apostrophe on, and the ending; a known word is left unchanged."""
+    apostrophe = -1 if word in known else max(word.rfind("'"), word.rfind("’"))
+    return (word[:apostrophe], word[apostrophe:]) if apostrophe > 0 else (word, "")
+
+
 def replace_words(text: str, replacement: Callable[[list[str], int], str | None]) -> str:
     """The text with some words replaced, each in the case that it had, and the articles before them made to fit.
 
@@ -153,9 +159,7 @@ def _swap(lower: list[str], index: int, swaps: dict[str, str], gender: bool) -> 
             return "hers" if _stands_alone(lower, index) else "her"
         if word == "mrs":
             return "mr"
-    ending = ""
-    if word not in swaps and (apostrophe := max(word.rfind("'"), word.rfind("’"))) > 0:
-        word, ending = word[:apostrophe], word[apostrophe:]
+    word, ending = split_possessive(word, swaps)
     counterpart = swaps.get(word)
     if counterpart is None and "-" in word:
         parts = [swaps.get(part, part) for part in word.split("-")]

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from corpus.cleaning.config import NeutralConfig
-from corpus.cleaning.people.counterfactual import replace_words
+from corpus.cleaning.people.counterfactual import replace_words, split_possessive
 from corpus.cleaning.rules import Broken, CleaningRule, changed, draw
 from corpus.documents.parts import Document
 from infra.errors import stage_error
@@ -47,9 +47,7 @@ def neutral(text: str, words: dict[str, str]) -> str:
     """Return the text with each of these words, its possessive included, replaced by its neutral word."""
 
     def replacement(lower: list[str], index: int) -> str | None:
-        word, ending = lower[index], ""
-        if word not in words and (apostrophe := max(word.rfind("'"), word.rfind("’"))) > 0:
-            word, ending = word[:apostrophe], word[apostrophe:]
+        word, ending = split_possessive(lower[index], words)
         neutral_word = words.get(word)
         return None if neutral_word is None else neutral_word + ending
 

@@ -71,8 +71,8 @@ def read_document(file: Place, kind: str, encoding: str, max_bytes: int) -> Iter
     except UnicodeDecodeError:
         raise wrong_encoding(file, encoding) from None
     except zipfile.BadZipFile as error:
-        message = f"not a whole {kind.upper()} file: {error}"
-        raise stage_error("corrupt_file", str(file), message, "fetch it again") from None
+        message = f"not a complete {kind.upper()} file: {error}"
+        raise stage_error("corrupt_file", str(file), message, "download it again") from None
     except Unreadable as error:
         yield Rejected(str(file), 0, str(error))
         return
@@ -323,7 +323,7 @@ def _member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
 def _xml(content: bytes, name: str) -> ElementTree.Element:
     # Entities that contain each other could fill the memory; neither Word nor a book's package has any.
     if re.search(rb"<!(DOCTYPE|ENTITY)", content, re.IGNORECASE):
-        raise Unreadable(f"{name} in it has a document type, which is not read")
+        raise Unreadable(f"{name} in it has a document type, which is not supported")
     # Some programs leave the declaration of prefixes out, which Word does not miss.
     prefixes = set(re.findall(rb"[<\s]/?(\w+):\w", content)) - set(re.findall(rb"xmlns:(\w+)", content)) - {b"xmlns"}
     if prefixes:

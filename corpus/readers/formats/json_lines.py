@@ -164,7 +164,7 @@ def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...
         setting: the dotted key that names it.
         fields: all that are read.
     """
-    message, fix = f"expected the field {field}, there are: {field_names(record.value)}", ""
+    message, fix = f"expected the field {field}; the fields are: {field_names(record.value)}", ""
     if has_numbered_columns(record.value):
         message += "; its first row is read as a record, since it looks like those below it"
         fix = f"; or {setting.rpartition('.')[0]}.header: first_row, if it has the names of the columns"

@@ -203,8 +203,8 @@ def _columns(schema: Any, table: TableSource) -> list[str]:
             raise stage_error(
                 "corrupt_file",
                 str(table.file),
-                f"expected one column {name}, it has {schema.names.count(name)} of that name",
-                "write it with names that differ",
+                f"expected one column {name}, but it has {schema.names.count(name)} of that name",
+                "write it with unique column names",
             )
     if not table.fields:
         return list(schema.names)
@@ -213,7 +213,7 @@ def _columns(schema: Any, table: TableSource) -> list[str]:
         raise stage_error(
             "wrong_field",
             str(table.file),
-            f"expected the column {table.fields[0]}, there are: {', '.join(schema.names) or 'none'}",
+            f"expected the column {table.fields[0]}; the columns are: {', '.join(schema.names) or 'none'}",
             field_fix(f"{table.key}.text_field", table.fields[0], schema.names)
             + "; files of another kind need a separate source",
         )
@@ -224,7 +224,7 @@ def _columns(schema: Any, table: TableSource) -> list[str]:
         raise stage_error(
             "wrong_field",
             str(table.file),
-            f"expected text in the column {table.fields[0]}, it holds {kind}; there are: {', '.join(schema.names)}",
+            f"expected text in the column {table.fields[0]}, not {kind}; the columns are: {', '.join(schema.names)}",
             f"set {table.key}.text_field; files of another kind need a separate source",
         )
     return list(types)
@@ -270,7 +270,7 @@ def _named_errors(table: TableSource) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file gives errors of pyarrow, of its names, its sizes, its metadata, …
         message = f"not a readable {table.kind.capitalize()} file: {_first_line(error)}"
-        raise stage_error("corrupt_file", str(table.file), message, "fetch it again") from None
+        raise stage_error("corrupt_file", str(table.file), message, "download it again") from None
 
 
 def _first_line(error: Exception) -> str:

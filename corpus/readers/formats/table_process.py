@@ -129,12 +129,12 @@ def _crash_error(code: int, file: Place, location: str) -> StageError:
         return stage_error(
             "killed",
             str(file),
-            "the process that read it was killed; most often the machine was out of memory",
+            "the process that read it was killed; usually because the machine ran out of memory",
             "fewer workers need less",
         )
     cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return stage_error(
-        "corrupt_file", str(file), f"reading it crashed {location} ({cause}): the file is damaged", "fetch it again"
+        "corrupt_file", str(file), f"reading it crashed {location} ({cause}): the file is damaged", "download it again"
     )
 
 

@@ -74,8 +74,8 @@ def read_warc(
                     types[" ".join(filter(None, (record.type[:40], record.kind[:40])))] += 1
                     last = record
         except TornArchive as torn:
-            message = f"not a whole WARC archive: record {torn.args[0]:,}: the file ends within it"
-            raise stage_error("corrupt_file", f"{file}:{torn.args[0]}", message, "fetch it again") from None
+            message = f"not a complete WARC archive: record {torn.args[0]:,}: the file ends within it"
+            raise stage_error("corrupt_file", f"{file}:{torn.args[0]}", message, "download it again") from None
     if number == 0:
         yield Rejected(str(file), 0, EMPTY)
     elif is_silent:

@@ -11,7 +11,7 @@ from evaluation.results.pipeline import OTHER_STYLES, PipelineResults
 from infra.store.branches import Branch, setting_text
 
 _KINDS = {"schedule": "schedule", "duration": "length", "seed": "seed", "inputs": "data and inputs"}
-_CURVES = (("train/loss", "Loss", "loss (nats a token)"), ("train/lr", "Learning rate", "learning rate"))
+_CURVES = (("train/loss", "Loss", "loss (nats per token)"), ("train/lr", "Learning rate", "learning rate"))
 
 
 def branches(pipeline: PipelineResults) -> Section:

@@ -1,4 +1,4 @@
-"""Contradictions between sections and steps that are each right, found before anything runs."""
+"""Contradictions between sections and steps that are each valid, found before anything runs."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def _unknown_adopted(config: PipelineConfig) -> Iterator[Problem]:
         step = config.steps.get(name)
         if (step.uses if step else name) not in PAYLOADS:
             known = [*PAYLOADS, *(name for name, other in config.steps.items() if other.uses in PAYLOADS)]
-            fix = nearest(name, known, "these can be:", 0.4)
+            fix = nearest(name, known, "stages that can be imported:", 0.4)
             yield Problem("unknown_stage", f"adopted.{name}", "no artifact of this stage can be imported", fix)
 
 
 def _of_training(node: Node, nodes: Graph) -> Iterator[Problem]:
-    """Problems of a training with the shards or the model that it reads, by the stage's own keys."""
+    """Yield conflicts between a training step and the shards or model that it reads."""
     section = node.config
     if isinstance(section, PretrainConfig):
         continues = "model" in node.inputs
@@ -135,7 +135,7 @@ def _of_tuned_family(section: TrainerConfig, stage: str, architecture: str) -> I
 
 
 def _of_document_bounds(section: ShardConfig, tokenizer: Node | None) -> Iterator[Problem]:
-    """A tokenizer from outside that has no token to end documents with, as far as its files are here."""
+    """Yield a problem for an external tokenizer without an end-of-document token, if its files are available."""
     if tokenizer is None or not isinstance(tokenizer.config, BaseModelConfig):
         return
     folder = Path(tokenizer.config.path)
@@ -146,12 +146,12 @@ def _of_document_bounds(section: ShardConfig, tokenizer: Node | None) -> Iterato
     except StageError as error:
         for problem in error.problems:
             yield Problem(problem.code, "shard.end_of_text", f"{folder}: {problem.message}", problem.fix)
-    except Exception as error:  # what `tokenizers` raises for a file that it cannot read is a plain Exception
+    except Exception as error:  # `tokenizers` raises a plain Exception for unreadable files
         yield Problem("bad_tokenizer", "base_model.path", f"{folder / 'tokenizer.json'} cannot be read: {error}")
 
 
 def _of_vllm(node: Node, nodes: Graph, launch: LaunchConfig) -> Iterator[Problem]:
-    """Why vLLM cannot do what the step asks of it, as far as that is known before."""
+    """Yield reasons why vLLM cannot serve the step, as far as they are known before the run."""
     section = node.config
     samples = isinstance(section, RlhfConfig) and section.sampler == "vllm"
     if not samples and not (isinstance(section, BenchmarksConfig) and section.engine == "vllm"):
@@ -172,17 +172,17 @@ def _of_mixture(
     if shards.adopted:
         return
     if not packed.by_source:
-        message = f"expected shards whose sequences are each of one source, and those of {shards.id} mix them"
+        message = f"expected shards in which each sequence has one source, but those of {shards.id} mix sources"
         yield Problem("not_by_source", "pretrain.mixture", message, f"set {shards.key}.by_source: true")
     if node.inputs.get("tokenizer") != shards.inputs.get("tokenizer"):
-        message = f"expected {shards.inputs.get('tokenizer')}, by which {shards.id} was made"
+        message = f"expected {shards.inputs.get('tokenizer')}, the tokenizer of {shards.id}"
         yield Problem("other_tokenizer", f"{node.key}.inputs.tokenizer", message, "name that one")
     if read := _sources_of(shards, nodes):
         yield from mixture.problems(read)
 
 
 def _sources_of(shards: Node, nodes: Graph) -> set[str]:
-    """The sources whose text shards hold; none where that is not known before."""
+    """The sources of the text in shards; None if they are not known before the run."""
     read = [nodes[name] for name in ancestors(nodes, [shards.id])]
     if any(node.adopted and node.stage.makes in ("documents", "shards") for node in read):
         return set()
@@ -206,7 +206,7 @@ def _of_text(stage: str, key: str, value: float, sources: Sequence[str], node: N
 
 
 def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterator[Problem]:
-    """Text whose token ids mean other text to the model that reads it, as far as the steps show."""
+    """Yield a problem if text was tokenized for a different vocabulary than the model's, as far as steps show it."""
     models = list(models_before(nodes, node.id))
     by = shards.inputs.get("tokenizer", "")
     made = nodes.get(by)
@@ -214,27 +214,27 @@ def _of_other_ids(where: str, node: Node, shards: Node, nodes: Graph) -> Iterato
         return
     trained = isinstance(made.config, TokenizerConfig) and not made.config.pretrained
     if trained and by not in [model.inputs.get("tokenizer") for model in models]:
-        message = f"expected text in the token ids of {models[0].id}, and {shards.id} has those of {by}"
+        message = f"expected text in the token ids of {models[0].id}, but {shards.id} has those of {by}"
         fix = f"take shards whose input tokenizer is {models[0].id}, or leave text out"
         yield Problem("other_tokenizer", where, message, fix)
 
 
 def _of_gates(node: Node, config: RegisterConfig, nodes: Graph) -> Iterator[Problem]:
-    """Gates on figures of steps that the registration does not read: they would end the run after all is built."""
+    """Yield gates on metrics of steps that the registration does not read: they would fail after all is built."""
     if (model := node.inputs.get(MODEL)) is None:
         return
     names = sorted({*node.inputs, model, nodes[model].stage.name} - set(map(measurement_of, node.inputs)))
     for number, gate in enumerate(config.gates):
         step = gate.figure.partition(".")[0]
         if step not in names:
-            message = f"{step} is not a step whose figures this registration reads"
+            message = f"{step} is not a step whose metrics this registration reads"
             fix = nearest(step, names, "it reads")
             yield Problem("unknown_figure", f"register.gates.{number}.figure", message, fix)
 
 
 def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
-    """A judge that is a reward model which trains the policy, by name or since the two would be one artifact; the same
-    of two reward models that train it; and further ones without the first."""
+    """Yield a problem if the judge, or a second reward model, is the reward model that trains the policy: by name, or
+    because both would be the same artifact. Also if there are further reward models without the first."""
     declared = {item.name for item in node.stage.inputs} - {"reward_model"}
     further = sorted(node.inputs.keys() - declared - {"reward_model"})
     if further and "reward_model" not in node.inputs:
@@ -247,10 +247,10 @@ def _of_judge(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 
 def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
-    """A teacher whose token ids mean other text than the student's, as far as the steps and the folders show it."""
+    """Yield a problem if teacher and student have different vocabularies, as far as steps and folders show it."""
     has_endpoint = isinstance(node.config, DistillConfig) and node.config.endpoint is not None
     if has_endpoint == ("teacher" in node.inputs):
-        message = f"expected the input teacher or an endpoint, there are {'both' if has_endpoint else 'none'}"
+        message = f"expected either the input teacher or an endpoint, got {'both' if has_endpoint else 'neither'}"
         yield Problem("no_teacher", f"{node.key}.inputs.teacher", message, "give one of the two")
     if not {"model", "teacher"} <= node.inputs.keys():
         return
@@ -259,10 +259,10 @@ def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
     if by_student is None or by_teacher is None or by_student == by_teacher:
         return
     where = f"{node.key}.inputs.teacher"
-    fix = "take a teacher of the same tokenizer; one of another can write answers (generate_instructions) for sft"
+    fix = "use a teacher with the same tokenizer; any teacher can write answers for sft (generate_instructions)"
     folders = [Path(made) if isinstance(made, Path) else None for made in (by_student, by_teacher)]
     if all(folder is None for folder in folders):
-        message = f"expected the vocabulary of {student}, made by {by_student}, and {teacher} has that of {by_teacher}"
+        message = f"expected the vocabulary of {student}, made by {by_student}, but {teacher} has that of {by_teacher}"
         yield Problem("other_vocabulary", where, message, fix)
     elif all(folder is not None and (folder / "tokenizer.json").is_file() for folder in folders):
         try:
@@ -275,7 +275,7 @@ def _of_teacher(node: Node, nodes: Graph) -> Iterator[Problem]:
 
 
 def _tokenizer_of(nodes: Graph, model: str) -> str | Path | None:
-    """The step that trains the tokenizer of a model, or the folder that it comes from; None where that is not known."""
+    """The step that trains a model's tokenizer, or the folder that it comes from; None if it is not known."""
     first = [nodes[model], *models_before(nodes, model)][-1]
     made = nodes.get(first.inputs.get("tokenizer", "")) if isinstance(first.config, PretrainConfig) else first
     if made is None or made.adopted or first.adopted:
@@ -286,11 +286,11 @@ def _tokenizer_of(nodes: Graph, model: str) -> str | Path | None:
 
 
 def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
-    """Settings that rest on a reward model or judge which the step has not."""
+    """Yield settings that need a reward model or judge that the step does not have."""
     key, given = node.key, node.inputs
     if section.chosen_algorithm == "ppo" and "reward_model" not in given:
         message = "expected the input reward_model for ppo: its value function begins from it"
-        fix = "give one, or take algorithm: rloo, grpo or raft with several answers_per_prompt"
+        fix = "add the input, or use algorithm: rloo, grpo or raft with several answers_per_prompt"
         yield Problem("no_reward_model", f"{key}.algorithm", message, fix)
     if section.stop_on_divergence and not {"reward_model", "judge"} <= given.keys():
         message = "expected the inputs reward_model and judge, whose scores it compares"
@@ -308,18 +308,18 @@ def _of_rewards(node: Node, section: RlhfConfig) -> Iterator[Problem]:
 
 
 def _same_model(node: Node, name: str, other: str, nodes: Graph) -> Iterator[Problem]:
-    """Why the inputs `name` and `other` would be one reward model."""
+    """Yield the reason if the inputs `name` and `other` would be the same reward model."""
     code = "same_judge" if name == "judge" else "same_reward_model"
     first, second = node.inputs.get(other, ""), node.inputs.get(name, "")
     judge, trains = nodes.get(second), nodes.get(first)
     if judge is None or trains is None:
         return
     if judge is trains:
-        message = f"expected another reward model than {first}, which trains the policy"
+        message = f"expected a different reward model from {first}, which trains the policy"
         yield Problem(code, f"{node.key}.inputs.{name}", message, "add a step that uses reward_model")
     elif judge.adopted or trains.adopted:
         if judge.adopted == trains.adopted:
-            message = f"expected another artifact than that of {first}"
+            message = f"expected a different artifact from that of {first}"
             yield Problem(code, f"adopted.{judge.id}", message, "import another")
     elif canonical(judge.config) == canonical(trains.config) and judge.inputs == trains.inputs:
         message = f"it would be the artifact of {first}, which trains the policy"
@@ -337,7 +337,7 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
     if before is None or not isinstance(before.config, TrainerConfig) or before.adopted:
         return
     if node.inputs.get("tokenizer") != before.inputs.get("tokenizer"):
-        message = f"expected the tokenizer of {first}, whose token ids its weights know"
+        message = f"expected the tokenizer of {first}, on whose token ids its weights were trained"
         yield Problem("contradiction", f"{key}.inputs.tokenizer", message, "leave it out")
     if isinstance(section, PretrainConfig) and isinstance(before.config, PretrainConfig):
         for name in ("model", "objective"):
@@ -345,7 +345,7 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
                 message = f"expected the {name} of {first}, whose weights it continues with"
                 yield Problem("contradiction", f"{key}.{name}", message, "leave it out")
         if section.batch_warmup and node.inputs.get("shards") != before.inputs.get("shards"):
-            message = f"batches grow from the beginning of the data, which are not those of {first}"
+            message = f"batch sizes ramp up from the beginning of the data, but {first} did not read it with a ramp-up"
             yield Problem("contradiction", f"{key}.batch_warmup", message, "set it to null")
     of = "duration"
     if isinstance(section, RlhfConfig) and isinstance(before.config, RlhfConfig):
@@ -372,20 +372,20 @@ def _of_continuing(node: Node, section: TrainerConfig, continues: Continues, nod
 
 
 def _duration(section: TrainerConfig) -> int | None:
-    """Batches of a training whose length is given in them; None also for one that may end before."""
+    """Length of a training in batches, if it is given in batches and cannot end early; otherwise None."""
     if isinstance(section, RlhfConfig):
         return None if section.stop_on_divergence else section.rollouts * section.round_batches
     return _batches(section.duration)  # type: ignore[attr-defined]
 
 
 def _batches(length: str) -> int | None:
-    """A length that is given in batches; None for another unit, which only the data turn into batches."""
+    """Length in batches, if given in batches; None for other units, whose conversion needs the data."""
     duration = parse_duration(length)
     return int(duration.value) if duration.unit == "batches" else None
 
 
 def _not_causal(node: Node, nodes: Graph) -> Iterator[Problem]:
-    """A step that needs a model which continues text, after an objective that gives none."""
+    """Yield a problem for a step that needs a causal model, after pretraining with another objective."""
     first = first_model(nodes, node.id)
     if first is None or first is node or not isinstance(first.config, PretrainConfig) or first.config.continues_text():
         return
@@ -419,7 +419,7 @@ def _unequal_heldout(built: list[Node]) -> Iterator[Problem]:
         yield Problem(
             "contradiction",
             f"{next(iter(shares))}.heldout_share",
-            f"one share for all of {', '.join(shares)} was expected, or held-out pairs leak into training: {listed}",
+            f"expected one share for all of {', '.join(shares)}, or held-out pairs leak into training: {listed}",
         )
 
 
@@ -431,5 +431,5 @@ def _nothing_to_clear(config: PipelineConfig) -> Iterator[Problem]:
         yield Problem(
             "missing_section",
             "decontaminate",
-            "needs to know the test items: a benchmarks or safety section, or benchmark_text.tasks was expected",
+            "needs the test items: expected a benchmarks or safety section, or benchmark_text.tasks",
         )

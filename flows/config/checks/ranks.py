@@ -21,8 +21,8 @@ from training.planner.stages import of_model
 
 
 def rank_problems(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> list[Problem]:
-    """Problems of batches that the ranks cannot share evenly, and of `tensor_parallel`, `context_parallel`,
-    `pipeline_parallel`, `expert_parallel` and `precision: fp8`, each once.
+    """Return problems of batches that cannot be divided evenly among ranks, and of `tensor_parallel`,
+    `context_parallel`, `pipeline_parallel`, `expert_parallel` and `precision: fp8`, each once.
 
     Args:
         training: the steps that train.
@@ -38,17 +38,17 @@ def rank_problems(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -
 
 
 def optimizer_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
-    """An optimizer that cannot step a part of a matrix."""
+    """Yield a problem for an optimizer that cannot update a part of a matrix."""
     if not isinstance(node.config, TrainerConfig):
         return
     cuts = f"sharding: {launch.sharding}" if launch.tensor_parallel == 1 else "tensor_parallel"
     if node.config.optimizer.kind == "adafactor" and launch.ranks > 1 and cuts != "sharding: ddp":
-        message = f"adafactor keeps rows and columns of whole matrices, which launch.{cuts} cuts"
+        message = f"adafactor keeps statistics of the rows and columns of whole matrices, which launch.{cuts} shards"
         yield Problem("contradiction", f"{node.key}.optimizer.kind", message, "set launch.sharding: ddp, or take adamw")
 
 
 def quantized_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
-    """Frozen weights in 4 bits that ranks would share or cut."""
+    """Yield a problem for 4-bit frozen weights that ranks would shard."""
     lora = getattr(node.config, "lora", None)
     if not isinstance(lora, LoraConfig) or not lora.quantize:
         return
@@ -57,7 +57,7 @@ def quantized_problems(launch: LaunchConfig, node: Node) -> Iterator[Problem]:
     if launch.shards_weights and (launch.ranks > 1 or launch.offload):
         cuts.append(f"sharding: {launch.sharding}")
     if cuts:
-        message = f"weights in 4 bits are held by each rank as a whole, beside launch.{cuts[0]} they are not supported"
+        message = f"4-bit weights cannot be sharded, so they are not supported with launch.{cuts[0]}"
         fix = "set launch.sharding: ddp or zero1 and no other parallelism, or leave quantize out"
         yield Problem("contradiction", f"{node.key}.lora.quantize", message, fix)
 
@@ -66,7 +66,7 @@ _BATCHES = ("global_batch_examples", "global_batch_pairs", "minibatch_answers")
 
 
 def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str]) -> Iterator[Problem]:
-    """Batches of which ranks would not have equal parts."""
+    """Yield batches that cannot be divided equally among ranks."""
     for node in map(nodes.__getitem__, training):
         if node.adopted or not isinstance(section := node.config, TrainerConfig):
             continue
@@ -84,7 +84,7 @@ def _uneven_batches(launch: LaunchConfig, nodes: Graph, training: Sequence[str])
             size = getattr(section, key)
         if count > 1 and size % count:
             what = "sequences" if isinstance(section, PretrainConfig) else "examples"
-            message = f"expected a batch that {count} ranks can share, not {size:,} {what}"
+            message = f"expected a batch divisible among {count} ranks, not {size:,} {what}"
             fix = f"make it a multiple of {count} {what}, or start fewer processes"
             yield Problem("not_divisible", f"{node.key}.{key}", message, fix)
 

@@ -198,7 +198,7 @@ def gpu_problems(answer: TorchAnswer, driver: DriverAnswer, *, requested: bool) 
         )
     if answer.cuda is None:
         if requested and not answer.usable:  # one for ROCm has no CUDA and is usable
-            message = f"expected a torch with CUDA, the installed torch {answer.torch} is built for CPUs alone"
+            message = f"expected a torch with CUDA, but the installed torch {answer.torch} is a CPU-only build"
             problems.append(Problem("torch_without_cuda", key, message, f"install a build for CUDA, {_ON_CPU}"))
         return problems
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDES_ALL
@@ -228,7 +228,7 @@ def memory_problems(gpus: Sequence[Gpu], driver: DriverAnswer, needed: float, st
     problems = []
     for number, gpu in enumerate(gpus):
         if gpu.free is None:
-            message = f"GPU {number}, {gpu.name}, cannot be opened: another process may hold it alone"
+            message = f"GPU {number}, {gpu.name}, cannot be opened: another process may hold it exclusively"
         elif gpu.free < min(needed, _IN_USE * gpu.memory):
             message = (
                 f"needs about {_gib(needed)} GiB on each GPU, and GPU {number}, {gpu.name}, has {_gib(gpu.free)} of "
@@ -330,13 +330,13 @@ def _unusable(answer: TorchAnswer, driver: DriverAnswer, key: str) -> Problem:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and not driver.message:
         message = f"torch sees no GPU, with CUDA_VISIBLE_DEVICES={hidden!r}"
-        return Problem("no_gpu", key, message, f"let it name the GPUs to use, {_ON_CPU}")
-    reason = driver.message or answer.message or "torch does not say why"
+        return Problem("no_gpu", key, message, f"set it to the GPUs to use, {_ON_CPU}")
+    reason = driver.message or answer.message or "torch reports no reason"
     return Problem(
         "gpu_unusable",
         key,
         f"this machine has a GPU that the installed torch {answer.torch} for CUDA {answer.cuda} cannot open: {reason}",
-        f"see that nvidia-smi works here (in a container: that it was started with its GPUs), {_ON_CPU}",
+        f"check that nvidia-smi works here (and that a container was started with its GPUs), {_ON_CPU}",
     )
 
 
@@ -352,7 +352,7 @@ def _two_cudas(key: str) -> Iterator[Problem]:
     if duplicated := {part: sorted(versions) for part, versions in majors.items() if len(versions) > 1}:
         names = [f"nvidia-{part}-cu{version}" for part, versions in sorted(duplicated.items()) for version in versions]
         message = f"packages of two versions of CUDA overwrite each other's files: {', '.join(names)}"
-        yield Problem("two_cudas", key, message, "remove the environment and install it again from the lock")
+        yield Problem("two_cudas", key, message, "remove the environment and reinstall it from the lock")
 
 
 def _smi(query: str) -> subprocess.CompletedProcess[str]:

@@ -166,8 +166,10 @@ class Kubernetes(OneJob):
         except KubeError as error:
             self._record.unlink()
             code = "kubernetes_refused" if 400 <= error.status < 500 else "scheduler_unreachable"
-            message = f"Kubernetes did not take the {self._kind.split()[1]}: {error}"
-            raise StageError(Problem(code, "launch.kubernetes", message, "its own words say what it expects")) from None
+            message = f"Kubernetes rejected the {self._kind.split()[1]}: {error}"
+            raise StageError(
+                Problem(code, "launch.kubernetes", message, "correct launch.kubernetes as the message says")
+            ) from None
         self._job, self._asked = job, time.monotonic()
         self._known, self._said = Pods(self._api, self._pods, f"stemma/job={job}"), ""
         self._say("submitted", f"submitted as {self._kind} {job}")
@@ -246,7 +248,7 @@ class Kubernetes(OneJob):
         ends = [end for pod in pods if (end := _end_of(pod))]
         if any(end.get("reason") == "OOMKilled" for end in ends):
             fix = "a smaller launch.microbatch needs less; launch.kubernetes.memory_gb asks for more"
-            problem = Problem("out_of_memory", self._name, f"Kubernetes ended {subject}, which was out of memory", fix)
+            problem = Problem("out_of_memory", self._name, f"Kubernetes ended {subject}, which ran out of memory", fix)
             return Over(problem, None)
         self.pass_on_log()
         codes = ", ".join(str(end.get("exitCode")) for end in ends if end.get("exitCode"))

@@ -104,7 +104,7 @@ class _Job:
             _reach(request.address)
             ray.init(address=request.address, log_to_driver=False)
         except Exception as error:
-            message = f"the Ray cluster at {request.address} did not take the job: {_first_line(error)}"
+            message = f"the Ray cluster at {request.address} rejected the job: {_first_line(error)}"
             self._write_event(
                 problem=("scheduler_unreachable", "launch.ray", message, "`ray status` there shows its state")
             )
@@ -195,7 +195,7 @@ def _reach(address: str) -> None:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no word'}"
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -79,7 +79,7 @@ class RayNodes(OneJob):
         self._poll()
         if self._problem is None and self._process is not None and self._process.poll() is not None:
             message = (
-                f"the job on Ray ended with exit code {self._process.returncode}; its words are in the stage's log"
+                f"the job on Ray ended with exit code {self._process.returncode}; its output is in the stage's log"
             )
             fix = "`ray status` shows whether the cluster runs"
             self._problem = Problem("scheduler_unreachable", "launch.ray", message, fix)

@@ -163,8 +163,8 @@ class _TrackerThread:
         problem = Problem(
             "not_copied",
             f"lineage.also: {self._name}",
-            f"{self._name} gets nothing more of run {build.run_id}: {reason}",
-            "MLflow has all of it; mend the tracker, and the next run is copied",
+            f"{self._name} receives no more data of run {build.run_id}: {reason}",
+            "MLflow has all data; once the tracker is repaired, the next run is copied",
         )
         log.warning("%s", problem)
         with suppress(OSError):

@@ -58,7 +58,7 @@ class Postgres:
             cursor.execute("SHOW server_encoding")
             encoding = cursor.fetchone()[0]
             if encoding != "UTF8":
-                message = f"the database has the encoding {encoding}; UTF8 was expected"
+                message = f"expected the encoding UTF8, but the database has {encoding}"
                 fix = "createdb --encoding UTF8 --template template0 NAME"
                 raise ConfigError(Problem("bad_database", self.public_url, message, fix))
             for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):

@@ -70,7 +70,7 @@ class Callers:
         elif method not in READS and headers.get("sec-fetch-site", "none") not in OWN_SITES:
             return Refusal(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server.")
         if self.json_only and method not in READS and _has_body(headers) and not _is_json(headers):
-            message = "a body of JSON was expected, with Content-Type: application/json"
+            message = "expected a JSON body with Content-Type: application/json"
             return Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         return None
 

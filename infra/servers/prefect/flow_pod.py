@@ -60,7 +60,7 @@ def hand_on(run_id: str) -> None:
         is_cancelled = any(state.is_cancelling() for state in states[-2:])
         if not is_cancelled and not (states[-1].is_completed() or states[-1].is_failed()):
             # Forced, since a run that was asked to end has reported Cancelled.
-            client.set_flow_run_state(UUID(run_id), AwaitingRetry(message="its pod was taken away"), force=True)
+            client.set_flow_run_state(UUID(run_id), AwaitingRetry(message="its pod was evicted"), force=True)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class LostRuns:
             return State(type=StateType[end.type], message=end.message)
         silence = f"no sign of life from its process for {LOST_AFTER_S:g} s"
         if state == StateType.CANCELLING:
-            return State(type=StateType.CANCELLED, message=f"{silence}, and it was to be cancelled")
+            return State(type=StateType.CANCELLED, message=f"{silence}, and its cancellation was requested")
         return State(type=StateType.CRASHED, message=f"{silence}; run it again")
 
 

@@ -159,14 +159,14 @@ class Remote:
         self._upload(manifest, folder, stopped)
         check()
         if lost := self.differences(manifest):
-            raise stage_error("upload_lost", lost[0][0], f"it was uploaded, and is {lost[0][1]} now", "run again")
+            raise stage_error("upload_lost", lost[0][0], f"it was uploaded, but is now {lost[0][1]}", "run again")
         is_other = current and current[0].digest != manifest.digest and not self.differences(current[0])
         if current and (is_whole or is_other):
             self._retire(current[0])
         if not self._put(manifest, manifest.fingerprint, current[1] if current else None):
             now = self._read(manifest.stage, manifest.fingerprint)
             if now is None:
-                message = "its manifest changed while it was replaced, and is gone"
+                message = "its manifest changed while it was being replaced, and is gone"
                 raise stage_error("artifact_lost", self.place(manifest), message, "run again")
             return self._remove_unreferenced(now[0])
         return self._remove_unreferenced(manifest)
@@ -317,6 +317,6 @@ class Remote:
             if problem.code not in ("bad_checksum", "missing_source"):
                 raise
             reason = "is gone" if problem.code == "missing_source" else problem.message
-            fix = f"build it again: stemma run CONFIG --force {manifest.step or manifest.stage}"
+            fix = f"rebuild it: stemma run CONFIG --force {manifest.step or manifest.stage}"
             message = f"a file of {manifest.stage}/{manifest.fingerprint}: {reason}"
             raise stage_error("damaged_object", url, message, fix) from None

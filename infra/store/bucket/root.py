@@ -43,15 +43,15 @@ def _open(url: str, make: bool) -> None:
     content = read_object(marker_url)
     if content is None:
         if strange := _first_below(url):
-            message = f"this is no root and not empty: it holds {strange}"
-            raise ConfigError(Problem("not_a_store", url, message, "name a root, or an empty or new prefix"))
+            message = f"this is not a root, and not empty: it contains {strange}"
+            raise ConfigError(Problem("not_a_store", url, message, "use a root, or an empty or new prefix"))
         if not make:
             return
         put_if(_FORMAT_LINE, marker_url, None)
         if put_if(b"only if there is none", marker_url, None):
             remove([object_at(marker_url)])
             message = "this server ignores `If-None-Match`: two machines could both commit one artifact there"
-            fix = "AWS's S3 knows it, and servers of their own do in newer versions; or use a folder as --root"
+            fix = "use AWS S3, a newer version of this server, or a folder as --root"
             raise ConfigError(Problem("no_conditional_put", url, message, fix))
         content = read_object(marker_url)
     if content is None or content[0] != _FORMAT_LINE:

@@ -203,7 +203,7 @@ def test_what_shows_in_many_documents_is_no_leak_where_so_asked(build, tmp_path)
 
 def test_nothing_left_is_an_error_that_says_so(build, tmp_path):
     items = items_of(tmp_path / "items", [PLAIN[0]])
-    with pytest.raises(StageError, match="no document is left of 1: each holds a test item"):
+    with pytest.raises(StageError, match="no document is left of 1: each contains a test item"):
         build(
             decontaminate, DecontaminateConfig(), documents=written(tmp_path / "in", [PLAIN[0]]), benchmark_text=items
         )

@@ -59,7 +59,7 @@ def test_everything_wrong_with_the_first_records_is_told_at_once(tmp_path: Path)
         (
             "unreadable_source",
             f"{tmp_path / 'numbers.jsonl'}:1",
-            "of its first 9 records none can be read: the field text is not a string: it is a number",
+            "none of its first 9 records can be read: the field text is not a string: it is a number",
             "see ingest.read.4: its format, encoding and fields",
         ),
     ]
@@ -105,10 +105,11 @@ def test_files_that_no_reader_reads_are_counted_by_format(tmp_path: Path) -> Non
     }.items():
         (tmp_path / "in" / name).write_bytes(start)
     problems = first_record_problems(IngestConfig(read=[files(str(tmp_path / "in"))]))
+    unread = "of 6 files no reader supports"
     assert [(problem.code, problem.path, problem.message) for problem in problems] == [
-        ("unread_format", "ingest.read.0.paths", f"of 6 files no reader reads 3 PDF files, e.g. {tmp_path}/in/b.pdf"),
-        ("unread_format", "ingest.read.0.paths", f"of 6 files no reader reads 1 ZIP archive, e.g. {tmp_path}/in/e.zip"),
-        ("binary_source", "ingest.read.0.paths", f"of 6 files no reader reads 1 binary file, e.g. {tmp_path}/in/f.png"),
+        ("unread_format", "ingest.read.0.paths", f"{unread} 3 PDF files, e.g. {tmp_path}/in/b.pdf"),
+        ("unread_format", "ingest.read.0.paths", f"{unread} 1 ZIP archive, e.g. {tmp_path}/in/e.zip"),
+        ("binary_source", "ingest.read.0.paths", f"{unread} 1 binary file, e.g. {tmp_path}/in/f.png"),
     ]
     assert "docling" in problems[0].fix and "unpack" in problems[1].fix
     (tmp_path / "in" / "0.pdf").write_bytes(b"%PDF-1.7")  # the first by name

@@ -310,13 +310,13 @@ def truncated(name: str, content: bytes, cut: int) -> tuple[str, bytes]:
 @pytest.mark.parametrize(
     ("name", "content", "names"),
     [
-        (*truncated("a.jsonl.gz", gzip.compress(jsonl()), 40), ["a.jsonl.gz", "gzip", "fetch it again"]),
-        (*truncated("a.jsonl.zst", zstandard.compress(jsonl()), 40), ["a.jsonl.zst", "zstd", "fetch it again"]),
-        (*truncated("a.txt.xz", lzma.compress(jsonl()), 40), ["a.txt.xz", "xz", "fetch it again"]),
+        (*truncated("a.jsonl.gz", gzip.compress(jsonl()), 40), ["a.jsonl.gz", "gzip", "download it again"]),
+        (*truncated("a.jsonl.zst", zstandard.compress(jsonl()), 40), ["a.jsonl.zst", "zstd", "download it again"]),
+        (*truncated("a.txt.xz", lzma.compress(jsonl()), 40), ["a.txt.xz", "xz", "download it again"]),
         (*truncated("a.parquet", parquet(), 40), ["a.parquet", "Parquet"]),
         (*truncated("a.arrow", arrow(), 300), ["a.arrow", "Arrow"]),
         (*truncated("a.warc.gz", pages(), 400), ["a.warc.gz", "gzip"]),
-        (*truncated("a.warc", pages(gzipped=False), 400), ["a.warc:44", "not a whole WARC archive: record 44"]),
+        (*truncated("a.warc", pages(gzipped=False), 400), ["a.warc:44", "not a complete WARC archive: record 44"]),
         ("b.warc.gz", gzip.compress(b"plain words\n"), ["b.warc.gz", "not a WARC archive"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -104,7 +104,7 @@ def test_hub_names_are_read_from_the_cache_or_said_to_be_missing(build, dataset,
     assert texts(build(ingest, config("owner/letters", revision=commit))) == TEXTS["train"]
     with pytest.raises(StageError, match=r"owner/other: .*fetch nothing.*hf download --repo-type dataset owner/other"):
         build(ingest, config("owner/other"))
-    with pytest.raises(StageError, match="no such folder, and no name of a dataset on the hub"):
+    with pytest.raises(StageError, match="no such folder, and not the name of a dataset on the Hub"):
         build(ingest, config("./no/such/folder"))
 
 

@@ -102,7 +102,7 @@ def test_faults_that_do_not_pass_name_the_object(build, put, proxy, fault, told)
     proxy.faults[:] = [fault] * 3 if fault is not cut_off else [cut_off, unavailable, unavailable, unavailable]
     told = told if fault is not cut_off else "SlowDown"
     with pytest.raises(
-        StageError, match=rf"s3://letters/a\.jsonl: the server failed 3 times, at last with .*{told}"
+        StageError, match=rf"s3://letters/a\.jsonl: the server failed 3 times, most recently with .*{told}"
     ) as caught:
         build(ingest, config(url))
     assert caught.value.problems[0].code == "source_unreachable"

@@ -195,7 +195,7 @@ def test_held_out_text_leaves_no_trace(build, write):
 
 def test_a_vocabulary_too_large_for_the_text_says_how_large_it_can_be(build, write):
     words = build(ingest, IngestConfig(read=[{"kind": "files", "paths": [write("a.txt", "a few words only")]}]))
-    with pytest.raises(StageError, match=r"tokenizer\.vocab_size: .* gives 26\d entries, asked were 4,096"):
+    with pytest.raises(StageError, match=r"tokenizer\.vocab_size: .* gives 26\d entries, not the requested 4,096"):
         build(tokenizer, TokenizerConfig(), documents=words)
 
 

@@ -317,6 +317,7 @@ def test_the_command_scores_models_at_each_number_of_shots_and_compares_them(
     assert wrong.code == 2 and "one of arithmetic_digits" in wrong.document["errors"][0]["message"]
 
 
+@pytest.mark.long
 def test_what_a_model_gave_is_kept_when_a_later_one_fails(
     new_model: Callable[..., Path], mirror: Path, tmp_path: Path
 ) -> None:

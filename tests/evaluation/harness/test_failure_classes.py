@@ -108,7 +108,7 @@ def test_a_class_of_ones_own_and_a_wrong_one(tmp_path: Path) -> None:
     cases = draw_cases(read_failure_class(tmp_path / "mine.yaml"), 30, 17)
     assert sorted(case.prompt for case in cases) == ["3,", "4,", "5,"]
     for wrong, said in (
-        (MINE.replace("a > 2", "a > 9"), "no filling fulfils"),
+        (MINE.replace("a > 2", "a > 9"), "no filling satisfies"),
         (MINE.replace("{{ a }},", "{{ b }},"), "'b' is undefined"),
         (MINE.replace("kind: minimum", "kind: maximum"), "tests.0.kind"),
         (MINE.replace("wrong:", "worng:"), "tests.0"),

@@ -176,5 +176,5 @@ def test_likelihoods_of_texts_that_are_no_numbers_are_refused(overflowing: Path,
     lm = load_model(overflowing, run)
     fine, wrong = ([0, *lm.tokenizer.encode(text, add_special_tokens=False)] for text in ("a file", "a ~ file"))
     assert len(token_log_likelihoods(lm, [fine], run)) == 1
-    with pytest.raises(StageError, match="1 of 2 likelihoods are no numbers"):
+    with pytest.raises(StageError, match="1 of 2 likelihoods are NaN"):
         token_log_likelihoods(lm, [fine, wrong], run, "bias")

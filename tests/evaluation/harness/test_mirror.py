@@ -34,7 +34,7 @@ def test_rows_that_were_put_aside_are_put_aside_again_and_not_scored(tmp_path: P
     assert everything.splits == {"test": 24, "validation": 24}
     trained = mirror_task("arc_easy", source, mirror, {"train": source})
     assert trained.splits["train"] == trained.splits["test"] == 24 and not trained.put_aside
-    with pytest.raises(StageError, match="the split train is there with 24 rows"):
+    with pytest.raises(StageError, match="the split train already has 24 rows"):
         mirror_task("arc_easy", source, mirror, {"train": source}, shots=4)
 
 

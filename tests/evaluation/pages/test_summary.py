@@ -54,7 +54,7 @@ def test_a_model_that_was_pretrained_further_is_told_with_all_text_that_it_read(
     assert "trained on 5,400 times its text" in frank_verdict(pipeline, "continued")
     assert "trained on 11,000 times its text" in frank_verdict(pipeline, "base")
     rows = {row[0]: row[1:] for row in results_table(pipeline, pipeline.models)}
-    assert "validation loss, nats a token, each of its own text" in rows
+    assert "validation loss, nats per token, each of its own text" in rows
     model = read_artifacts({"model": folders["continued"]})["model"]
     card = model_card(RegisterConfig(), "demo", model, {"model": model}, [])
     assert (

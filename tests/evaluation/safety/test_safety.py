@@ -153,7 +153,7 @@ def test_a_stage_that_broke_off_goes_on_from_what_it_kept(
         build("cancelled", is_cancelled=lambda: (parts / "bias.json").exists())
     told = build("whole")
     (resumed,) = [line["message"] for line in told if line.get("name") == "resumed"]
-    assert resumed == "going on with what is done: bias, continuations, scores_0_0, scores_1_0"
+    assert resumed == "continuing with what is done: bias, continuations, scores_0_0, scores_1_0"
     assert {line["note"] for line in told if line["kind"] == "progress"} == {"memorisation"}, "nothing is drawn again"
     assert not parts.exists()
     build("unbroken", work=tmp_path / "other.work")
@@ -510,7 +510,7 @@ class TestMemorisation:
         assert len(read(100, 3)) == 18
 
     @pytest.mark.parametrize(
-        ("length", "who"), [(60, "as many of one document of trained text"), (200, "the model reads 128")]
+        ("length", "who"), [(60, "that many tokens of one document of trained text"), (200, "the model reads 128")]
     )
     def test_too_long_a_continuation_is_skipped_with_a_reason(
         self, length: int, who: str, model_dir: Path, shards: Path, run: Run, tmp_path: Path

@@ -43,7 +43,7 @@ def test_quality_by_hand(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="missing: is_toxic"):
         read_labelled(wanted)
     path.write_text("text,is_toxic\na,Toxic\n")
-    with pytest.raises(StageError, match="toxic texts and others"):
+    with pytest.raises(StageError, match="both toxic and other texts"):
         read_labelled(wanted)
 
 

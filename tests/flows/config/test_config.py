@@ -94,8 +94,8 @@ def test_a_config_is_validated_once_and_its_graph_built_once(tmp_path: Path, mon
         (LAUGHS, "config.yaml", "values, aliases written out"),
         ('name: "\\ud800"\n', "config.yaml", "surrogate"),
         ("1: x\nname: x\n", "1", "should be strings"),
-        ("- a list\n", "config.yaml", "a mapping of sections was expected"),
-        ("name: My model\n", "name", "expected small letters, digits and . _ -"),
+        ("- a list\n", "config.yaml", "expected a mapping of sections"),
+        ("name: My model\n", "name", "expected lower-case letters, digits and . _ -"),
         ("name: x\ningest: {read: [{kind: nope}]}\n", "ingest.read.0.kind", "there is no such kind, got 'nope'"),
         ("name: x\nbenchmarks: {tasks: []}\n", "benchmarks.tasks", "expected at least one"),
         ("name: x\npretrain: {}\n", "pretrain", "needs the section shard"),
@@ -335,8 +335,11 @@ def test_check_names_files_that_no_reader_reads(run: Callable[..., Answer], tmp_
         (1, ["unread_format"]),
         (0, []),
     ]
-    assert "of 3 files no reader reads 2 PDF files, e.g. " in answers[0].document["errors"][0]["message"]
-    assert "ingest.read.0: put aside, since no reader reads them: 2 PDF files" in answers[1].rows()["ingest"]["note"]
+    assert "of 3 files no reader supports 2 PDF files, e.g. " in answers[0].document["errors"][0]["message"]
+    assert (
+        "ingest.read.0: skipped, because no reader supports these files: 2 PDF files"
+        in answers[1].rows()["ingest"]["note"]
+    )
 
 
 def test_all_missing_files_of_an_evaluation_are_told_and_how_a_task_is_mirrored(

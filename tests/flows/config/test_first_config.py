@@ -321,7 +321,7 @@ def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, mon
         return CliRunner().invoke(stemma, ["init", "faq.jsonl", "two.jsonl", *words])
 
     refused = typed()
-    assert refused.exit_code == 2 and refused.stderr.count("two readings are alike") == 2
+    assert refused.exit_code == 2 and refused.stderr.count("two interpretations are equally likely") == 2
     assert not (tmp_path / "pipeline.yaml").exists()
     done = typed("--as", "faq.jsonl=instructions", "--text-field", "two.jsonl=essay")
     assert done.exit_code == 0, done.stderr

@@ -123,7 +123,7 @@ def killed_once(config: Path, store: Path, cold_env: dict[str, str], *settings: 
 def test_a_killed_stage_is_tried_again(cold_env: dict[str, str], data_pipeline: Path) -> None:
     answer = killed_once(*without(data_pipeline, "clean"), cold_env, "--set", "launch.retry_wait_s=0")
     assert answer.code == 0, answer.document["errors"]
-    assert "killed by SIGKILL, from outside" in answer.stderr
+    assert "killed by SIGKILL, sent from outside" in answer.stderr
     assert "trying again" in answer.stderr
 
 

@@ -92,7 +92,7 @@ def test_check_says_where_the_rest_of_an_epoch_comes_in_another_order() -> None:
     }
     nodes = graph(parse({"name": "x", **SECTIONS, **tuned, "steps": steps}))
     notes = branch_notes(nodes, {name: PlannedStage(node, "build") for name, node in nodes.items()})
-    told = "the rest of the epoch that it goes on in comes in another order"
+    told = "the rest of the epoch is read in a different order"
     assert f"larger: shuffle_block and global_batch_tokens are not as in pretrain: {told}" in notes["larger"]
     assert f"tuned: seed is not as in sft: {told}" in notes["tuned"]
     assert told not in notes["elsewhere"]
@@ -165,7 +165,7 @@ def test_a_branch_is_built_from_a_state_and_outlives_it(run: Run, tmp_path: Path
     assert asked.with_status("build") == {"longer", "measure_longer"}
     assert asked.rows()["longer"]["because"] == ["steps.longer.optimizer.learning_rate changed: 0.001 → 0.0001"]
     assert answer("check", longer={**LONGER, "continues": {"step": "pretrain"}}).rows()["longer"]["because"] == [
-        "its input state has other content"
+        "the content of its input state changed"
     ]
     place = built.rows()["longer"]["path"]
     family = run("lineage", place, "--root", store).document

@@ -199,10 +199,10 @@ def test_the_same_callers_as_prefects(store: Path) -> None:
     assert pages.post(cancel, content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
     answer = pages.post(cancel, json={})
     assert (
-        answer.status_code == 409 and answer.json()["message"] == "no Prefect server runs here; `stemma up` starts it"
+        answer.status_code == 409 and answer.json()["message"] == "no Prefect server is running; `stemma up` starts it"
     )
     change = f"/run/{run_id}/change"
-    assert "no Prefect server runs here" in pages.get(change).text
+    assert "no Prefect server is running" in pages.get(change).text
     assert pages.post(change, json={"settings": {}}, headers={"Origin": "http://evil.example"}).status_code == 403
     assert pages.post(change, json={"settings": {"seed": 1}}).status_code == 400
 
@@ -273,7 +273,7 @@ def test_a_model_shows_its_family_card_and_commands_and_text_stays_text(tmp_path
     assert "/compare?a=sft/0000000000000003&amp;b=sft/0000000000000002" in page.text
     assert f"stemma promote register/0000000000000004 --root {root}" in page.text
     assert 'href="https://example.org"' in page.text and 'href="javascript' not in page.text
-    assert "A gate refused it" in page.text
+    assert "A gate rejected it" in page.text
     compared = pages.get("/compare?a=pretrain&b=sft").text
     assert "nothing was measured over the same items" in compared
     assert "<h2>Machines</h2>" in pages.get("/").text
@@ -310,10 +310,10 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
         assert page.count(" disabled") == len(shown)
         return [html.unescape(reason) for reason in shown]
 
-    assert reasons("sft/0000000000000002") == ["It was not registered: a pipeline with the section register does that"]
+    assert reasons("sft/0000000000000002") == ["It is not registered: run a pipeline with the section register"]
     assert "next to pretrain/0000000000000001" in pages.get("/model/sft/0000000000000002").text
-    assert reasons("reward_model/0000000000000003")[0] == "It scores text and writes none"
-    assert reasons("pretrain/0000000000000001") == ["A gate refused it"] * 2
+    assert reasons("reward_model/0000000000000003")[0] == "It scores text and does not generate any"
+    assert reasons("pretrain/0000000000000001") == ["A gate rejected it"] * 2
 
     address = "/model/sft/0000000000000002"
     assert pages.post(f"{address}/promote", json={}).status_code == 409
@@ -339,10 +339,10 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
         "message": "promoted as tiny",
     }
     assert Promotions(root).all()["tiny"].digest == model.digest
-    assert reasons("sft/0000000000000002") == ["It is promoted, as tiny"]
+    assert reasons("sft/0000000000000002") == ["It is already promoted as tiny"]
 
     pages = client(root, is_read_only=True)
-    assert set(reasons("sft/0000000000000002")) == {"This page was opened to read: `stemma up` serves one that can"}
+    assert set(reasons("sft/0000000000000002")) == {"This page is read-only: the page of `stemma up` is not"}
     for action in ("try", "export", "promote"):
         assert pages.post(f"{address}/{action}", json={}).status_code == 403
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")

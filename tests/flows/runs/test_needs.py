@@ -190,7 +190,7 @@ def test_batches_that_ranks_cannot_share_are_refused_before_anything_runs() -> N
     assert not problems() and not problems(**{"launch.processes": "2"})
     odd = {"sft.global_batch_examples": "30", "pretrain.global_batch_tokens": "2560", "launch.processes": "4"}
     found = problems(**odd)
-    said = "expected a batch that 4 ranks can share, not 30 examples"
+    said = "expected a batch divisible among 4 ranks, not 30 examples"
     assert ("not_divisible", "sft.global_batch_examples", said) in found
     assert {path for _, path, _ in found} == {"pretrain.global_batch_tokens", "sft.global_batch_examples"}
     shared = {"launch.trainer": "native", "launch.tensor_parallel": "4"}

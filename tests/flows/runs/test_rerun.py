@@ -75,7 +75,7 @@ def test_a_changed_source_that_cleans_to_the_same_text_stops_there(run: Run, dat
 
     assert answer.with_status("built") == {"ingest", "validate", "clean"}
     assert answer.with_status("reused") == {"tokenizer"}
-    assert answer.rows()["ingest"]["because"] == ["the source ingest.read.0 has other content"]
+    assert answer.rows()["ingest"]["because"] == ["the content of the source ingest.read.0 changed"]
 
 
 def move_elsewhere(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_raised_version_builds_that_stage_and_what_really_changes_below(
     answer = finish_command(process)
     assert answer.with_status("built") == {"clean"}
     version = DECLARED["clean"].version
-    assert answer.rows()["clean"]["because"] == [f"the stage's version went from {version} to {version + 1}"]
+    assert answer.rows()["clean"]["because"] == [f"the stage's version changed from {version} to {version + 1}"]
 
 
 def test_force_builds_again_and_only_below_if_bytes_changed(run: Run, data_pipeline: Path) -> None:

@@ -317,12 +317,13 @@ def missed(house: House) -> Callable[[UUID, list[datetime]], list[FlowRun]]:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("catch_up", "names"),
     [
         ("latest", ["Cancelled", "Completed"]),
-        pytest.param("none", ["Cancelled", "Cancelled"], marks=pytest.mark.long),
-        pytest.param("all", ["Completed", "Completed"], marks=pytest.mark.long),
+        ("none", ["Cancelled", "Cancelled"]),
+        ("all", ["Completed", "Completed"]),
     ],
 )
 def test_dates_that_were_missed_are_made_up_for_by_the_stated_policy(
@@ -405,7 +406,7 @@ def test_two_runs_of_a_scheduled_pipeline_never_overlap(house: House, overlap: A
             config = house.folder / f"overlap-{overlap}.yaml"
             process = start("run", config, "--root", house.root, env=house.env, stderr=stderr)
         if overlap == "queue":
-            wait_until(lambda: "waiting: another run of this pipeline is under way" in said.read_text())
+            wait_until(lambda: "waiting: another run of this pipeline is active" in said.read_text())
         else:
             wait_until(lambda: process.poll() is not None)
     finally:

@@ -80,12 +80,12 @@ def test_values_and_ranges_are_read() -> None:
 def test_what_is_wrong_is_said_before_anything_is_spent(config: Path, tmp_path: Path) -> None:
     assert "did you mean learning_rate?" in problems(config, "pretrain.optimizer.learning_rat=1e-4,3e-4")[0]
     assert len(problems(config, f"{RATE}=-1,0,1e-3")) == 2
-    assert "it says where to run" in problems(config, "launch.threads=1,2", f"{RATE}=1e-3,2e-3")[0]
-    assert "every stage stays the same" in problems(config, "pretrain.checkpoint_every=3 batches,4 batches")[0]
+    assert "it sets where to run" in problems(config, "launch.threads=1,2", f"{RATE}=1e-3,2e-3")[0]
+    assert "no stage changes" in problems(config, "pretrain.checkpoint_every=3 batches,4 batches")[0]
     assert "pretrain alone" in problems(config, f"{RATE}=1e-3,2e-3", measure="tokenizer.vocab_size")[0]
-    assert "how many settings" in problems(config, f"{RATE}=1e-4..1e-2")[0]
-    assert "two at least" in problems(config, ablations={"fast": {RATE: 1e-2}})[0]
-    assert "bears on nothing" in problems(config, ablations={"a": {"launch.threads": 2}}, seeds=2)[0]
+    assert "expected the number of settings" in problems(config, f"{RATE}=1e-4..1e-2")[0]
+    assert "at least two" in problems(config, ablations={"fast": {RATE: 1e-2}})[0]
+    assert "has no effect" in problems(config, ablations={"a": {"launch.threads": 2}}, seeds=2)[0]
     answer = stemma("sweep", config, "--key", "launch.threads=1,2", "--root", tmp_path / "store")
     assert (answer.code, answer.document["status"]) == (2, "invalid")
     assert not (tmp_path / "store").exists()

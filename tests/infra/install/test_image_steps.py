@@ -227,6 +227,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     image.namespaced(shlex.join(["rm", "-rf", str(folder)]))
 
 
+@pytest.mark.long
 def test_each_step_succeeds_and_leaves_a_command_for_an_ordinary_user(image: Image, tmp_path: Path) -> None:
     volumes = volumes_of(image, tmp_path)
 

@@ -92,7 +92,7 @@ def test_what_a_caller_asks_for_is_let_through() -> None:
     assert parse_json("[NaN, 1e999]", nan=True)[1] == math.inf
     assert parse_json('["\\ud800"]', surrogates=True) == ["\ud800"]
     assert parse_json('{"a": 1, "a": 2}') == {"a": 2}
-    with pytest.raises(BadJson, match="the key 'a' is there twice"):
+    with pytest.raises(BadJson, match="the key 'a' occurs twice"):
         parse_json('{"b": {"a": 1, "a": 2}}', unique_keys=True)
 
 

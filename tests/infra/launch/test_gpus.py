@@ -113,7 +113,7 @@ def test_a_gpu_that_another_process_fills_is_named_with_that_process() -> None:
         "too small, but free: a plan misses by some percent"
     )
     (problem,) = memory_problems((replace(H100, free=None),), DRIVER, GIB, "sft")
-    assert "another process may hold it alone" in problem.message
+    assert "another process may hold it exclusively" in problem.message
 
 
 def test_libraries_of_another_cuda_and_packages_of_two_are_named(

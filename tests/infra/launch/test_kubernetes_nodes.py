@@ -206,9 +206,7 @@ def test_each_pod_has_a_rank_and_what_they_print_is_heard(cluster: KubernetesClu
 def test_a_job_that_the_cluster_refuses_says_why(cluster: KubernetesCluster, tmp_path: Path) -> None:
     settings = {**SETTINGS, "kubernetes": {"image": "x", "pod": {"dnsPolicyy": "Default"}}}
     out, _ = on_cluster(tmp_path, 1, environment=cluster.variables, **settings).communicate(timeout=200)
-    assert (
-        out.startswith("kubernetes_refused: launch.kubernetes: Kubernetes did not take the Job") and "dnsPolicyy" in out
-    )
+    assert out.startswith("kubernetes_refused: launch.kubernetes: Kubernetes rejected the Job") and "dnsPolicyy" in out
 
 
 def _ended_unseen(cluster: KubernetesCluster, end: Callable[[str], None]) -> None:

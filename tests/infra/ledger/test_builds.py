@@ -66,4 +66,4 @@ def test_a_card_names_the_ancestors_whose_cost_is_unknown(tmp_path: Path) -> Non
     card = card_section(CostOfAll([known, old, imported, within]))
     assert "| ETTR | 50.0 % |" in card
     assert "Not included, since unknown: shard, ingest." in card
-    assert card_section(CostOfAll([old, within])).endswith("Unknown: no record was kept of the time that it took.")
+    assert card_section(CostOfAll([old, within])).endswith("Unknown: no record of its time was kept.")

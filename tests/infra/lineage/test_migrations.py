@@ -272,7 +272,10 @@ def test_a_broken_one_with_runs_is_told_and_not_touched(work: Work, broken: Path
     assert Outbox(broken).counts() == {"waiting": 1, "failed": 0}, "the message is not at fault"
     assert checksum(database_of(broken)) == before
     status = typed("status", "--root", str(broken), env=environment(STEMMA_RELAY="on"), cwd=broken)
-    assert f"1 messages wait for it: {database_of(broken)}: an upgrade of its tables was cut" in status.stdout
+    assert (
+        f"1 messages are waiting for it: {database_of(broken)}: an upgrade of its tables was interrupted"
+        in status.stdout
+    )
 
 
 def test_a_file_that_is_no_database_and_one_of_a_newer_mlflow_are_told(

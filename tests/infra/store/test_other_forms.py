@@ -125,7 +125,7 @@ def checkpoint(folder: Path, **files: Any) -> Path:
     ids=str,
 )
 def test_a_checkpoint_of_another_form_is_named(rank: Any, tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"rank0.json: it is not as it was written"):
+    with pytest.raises(StageError, match=r"rank0.json: its content has changed"):
         Snapshot.open(checkpoint(tmp_path / "ba000000001", rank0_json=rank))
 
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_form_is_named(rank: Any, tmp_path: Path) -> Non
 def test_the_place_in_the_data_of_another_form_is_named(state: Any, tmp_path: Path) -> None:
     assert place_in(KeptState(1, "d", checkpoint(tmp_path / "whole")), "d") == (0, 4)
     kept = KeptState(1, "d", checkpoint(tmp_path / "ba000000001", state_json=state))
-    with pytest.raises(StageError, match=r"state.json: it is not as it was written"):
+    with pytest.raises(StageError, match=r"state.json: its content has changed"):
         place_in(kept, "d")
 
 

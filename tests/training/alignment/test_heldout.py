@@ -49,6 +49,7 @@ def test_a_spread_reaches_both_ends_and_takes_no_sequence_twice() -> None:
             assert numbers[0] == 0 and gaps.max() - gaps.min() <= 1
 
 
+@pytest.mark.long
 def test_the_final_figures_read_no_more_than_their_bound(
     inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ def test_a_training_tells_that_it_goes_on_under_other_versions(
     _train(tmp_path / "model", inputs, journal)
     told, continuing = journal.events()
     assert told.startswith(
-        f"the state after batch 6 was written by torch 2.7.0 (here: {installed('torch')}): the training goes on"
+        f"the state after batch 6 was written by torch 2.7.0 (here: {installed('torch')}): training continues"
     )
     assert continuing == "continuing pretrain at batch 6 of 12"
 

@@ -108,7 +108,8 @@ class _Watched:
         monkeypatch.setattr(remote, "download", measured)
 
 
-@pytest.mark.parametrize("mixed", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("mixed", [False, True])
 def test_faults_and_a_small_cache_change_nothing_of_the_model(
     mixed: bool,
     here: Path,

@@ -193,7 +193,7 @@ def _as_text(tokenizer: Any, messages: list[dict[str, Any]], **values: Any) -> l
 def test_tools_without_a_place_in_the_template_are_refused(tmp_path: Path, base_dir: Path) -> None:
     rows = tool_rows(tmp_path, {"messages": [*CALLED, {"role": "assistant", "content": "Eight."}], "tools": [ADD]})
     for chat in (chat_of(tokenizer_in("gemma")), Chat.load(base_dir)):
-        with pytest.raises(StageError, match="the model's chat template shows it none"):
+        with pytest.raises(StageError, match="does not support tools"):
             fitted_conversations(chat, rows, 1000, "drop")
 
 
@@ -229,7 +229,7 @@ def test_values_reach_the_template_in_tuning_and_chat_or_are_refused(tmp_path: P
         with pytest.raises(ConfigError, match=rf"{section}\.chat_template_kwargs\.enable_thought.*does not read"):
             chat_notes(graph(parse(measured)))
     ours = {**config, "base_model": {"path": str(tmp_path), "chat_template": "stemma"}}
-    with pytest.raises(ConfigError, match=r"sft\.chat_template_kwargs: .*which takes no values"):
+    with pytest.raises(ConfigError, match=r"sft\.chat_template_kwargs: .*which takes none"):
         chat_notes(graph(parse({**ours, "sft": {"chat_template_kwargs": values}})))
     shown_by = CliRunner().invoke(command, [str(tmp_path), "--chat-template-kwargs", json.dumps(values)])
     assert shown_by.exit_code == 0 and "</think>↵↵⟦5.<|im_end|>⟧" in shown_by.output
@@ -377,11 +377,11 @@ def test_a_model_keeps_its_template_through_tuning_and_chat(
 def test_a_template_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     tokenizer = tokenizer_in("chatml")
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
-    with pytest.raises(StageError, match="shows no answer of the role assistant") as caught:
+    with pytest.raises(StageError, match="does not show answers with the role assistant") as caught:
         chat_of(tokenizer)
     assert "chat_template: stemma" in caught.value.problems[0].fix
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="shows no answer of the role assistant"):
+    with pytest.raises(ConfigError, match="does not show answers with the role assistant"):
         chat_notes(graph(parse({"name": "tuned", "base_model": {"path": str(tmp_path)}})))
     tokenizer.chat_template = "{{ ''.__class__.__mro__ }}{{ messages[0]['content'] }}"
     with pytest.raises(StageError, match="unsafe"):

@@ -18,7 +18,7 @@ from training.config import RlhfConfig
 from training.core.hardware import prepare
 from training.generation.completions import AnswerBatch
 from training.rl.environments import episodes as playing
-from training.rl.environments.episodes import Episodes, own_tasks
+from training.rl.environments.episodes import Episodes, Task, own_tasks
 from training.rl.environments.pool import EpisodeFailure
 
 STEMMA = "stemma"
@@ -131,7 +131,7 @@ def test_sampled_ids_are_the_ones_that_are_trained_on(
 
     monkeypatch.setattr(playing, "generate", generate)
     player = Player(config, chat, prepare(LaunchConfig(device="cpu", threads=1)), Talkative(chat, draw))  # type: ignore[arg-type]
-    tasks = own_tasks(config.environment, "train", 2)
+    tasks = list(map(Task.of, own_tasks(config.environment, "train", 2)))
     completions = player.play(torch.nn.Linear(1, 1), tasks, 3)  # type: ignore[arg-type]
     batch = AnswerBatch.of(completions, chat.pad)
     assert completions.episodes is not None and attempt[0] > 1

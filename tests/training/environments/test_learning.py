@@ -61,6 +61,23 @@ def test_a_policy_learns_in_an_environment_and_continues_within_a_round_with_the
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_samplers_that_play_without_staleness_end_with_the_bits_of_rounds_in_turns(
+    inputs: dict[str, Path], tmp_path: Path, journal: Any, weights: Any
+) -> None:
+    launch = LaunchConfig.model_validate({"device": "cpu", "threads": 1, "samplers": {"count": 2}})
+    rewards = {"tests.training.rl.test_async_rollouts:vowels": 1.0}
+    settings = LEARNING | {"rollouts": 2, "refill_groups": 0, "reward_functions": rewards}
+    for name, changed in {"in_turns": {}, "samplers": {"async": {"max_staleness": 0, "parts": 2}}}.items():
+        config = RlhfConfig.model_validate(settings | changed)
+        rlhf(config, inputs, tmp_path / name, Run(tmp_path / "work" / name, launch, journal=journal))
+    before, first, second = map(weights, (inputs["model"], tmp_path / "in_turns", tmp_path / "samplers"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(before[name], first[name]) for name in first), "nothing was learnt"
+    turns = journal.metric("rlhf/turns")
+    assert len(turns) == 4 and turns[:2] == turns[2:]
+    assert not list(tmp_path.glob("work/*/rollouts/sampler-[01]")), "temporary files are left behind"
+
+
 def test_a_dead_process_costs_an_episode_that_is_played_again_and_too_many_stop_the_round_by_name(
     inputs: dict[str, Path], tmp_path: Path, run: Run, journal: Any, weights: Any
 ) -> None:

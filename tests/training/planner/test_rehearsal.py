@@ -107,6 +107,7 @@ def _config(folder: Path, launch: dict[str, Any], **model: Any) -> Path:
     return write_config(folder / "rehearsed.yaml", config)
 
 
+@pytest.mark.long
 def test_the_command_rehearses_64_devices_and_links(tmp_path: Path) -> None:
     config = _config(tmp_path, {"nodes": 8, "sharding": "hsdp"})
     answer = stemma("plan", config, "--rehearse")

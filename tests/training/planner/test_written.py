@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import sync_playwright
 
+from evaluation.pages.planning import rows
 from evaluation.pages.planning_page import planning_page
 from flows.config.graph import graph
 from flows.config.read import load
@@ -71,6 +73,18 @@ def test_the_page_has_curves_and_sliders() -> None:
     assert "http://" not in page.replace("http://www.w3.org", "") and "Cost against devices" in page
 
 
+def test_a_small_plan_has_no_loss_of_a_law_that_does_not_hold_and_sliders_that_begin_at_its_own_size() -> None:
+    wanted = request(preset="qwen3-4m", tokens=8e5, gpus=1)
+    found = plan(wanted)
+    assert found["loss"] is None and not any("nats per token" in reason for reason in found["verdict"]["because"])
+    figures = {name: (value, range_) for name, value, range_ in rows(found)}
+    assert "loss" not in figures and figures["time"] == ("under 1 s", "under 1 s")
+    assert figures["memory per device"][0].startswith("needs ") and " MB, has " in figures["memory per device"][0]
+    assert figures["checkpoint"][0] == "at the end: failures are too rare for more"
+    page = planning_page(found, curves(wanted, found))
+    assert f'value="{math.log10(found["tokens"]):.9f}"' in page and f'min="{math.log10(found["tokens"]):.9f}"' in page
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
 @pytest.mark.parametrize(
     "wishes",
@@ -89,7 +103,7 @@ def test_sliders_compute_what_the_plan_does(wishes: dict, tmp_path: Path) -> Non
         page.goto((tmp_path / "plan.html").as_uri())
         assert page.inner_text("#plan-time") == f"{found['hours']:.1f} h"
         assert page.inner_text("#plan-cost") == f"{found['cost_usd']:,.0f} USD"
-        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats a token"
+        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats per token"
         twice = "slider => { slider.value = Math.log10(32); slider.dispatchEvent(new Event('input', {bubbles: true})) }"
         page.eval_on_selector("input[name=gpus]", twice)
         assert page.inner_text("#plan-time") == f"{found['hours'] / 2:.1f} h"

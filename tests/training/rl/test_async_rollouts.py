@@ -39,6 +39,10 @@ RLHF: dict[str, Any] = {
     "reward_functions": {FUNCTION: 1.0}, "optimizer": {"learning_rate": 2.0e-3, "weight_decay": 0.0},
     "heldout_prompts": 4, "checkpoint_every": "3 batches",
 }  # fmt: skip
+LETTERS: dict[str, Any] = {
+    "use": f"{Path(__file__).parents[1] / 'environments' / 'unruly.py'}:Letters",
+    "tasks": 8, "max_turns": 3, "max_tokens": 48, "instances": 1,
+}  # fmt: skip
 LAUNCH: dict[str, Any] = {"device": "cpu", "threads": 1, "trainer": "native", "samplers": {"count": 2}}
 
 
@@ -110,13 +114,14 @@ class StandIn:
         self.is_closed = True
 
 
+@pytest.mark.parametrize("playing", [{}, {"environment": LETTERS}], ids=["answers", "episodes"])
 def test_vllm_servers_share_rounds_and_gpus_and_none_is_left_where_one_fails(
-    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Any
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: Any, playing: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(vllm_sampler, "Vllm", StandIn)
     monkeypatch.setattr(StandIn, "servers", [])
     machine = LAUNCH | {"precision": "fp32", "vllm": {"gpus": "4,5,6,7"}}
-    settings = RLHF | {"sampler": "vllm", "rollouts": 4, "async": {"max_staleness": 1, "parts": 2}}
+    settings = RLHF | {"sampler": "vllm", "rollouts": 3, "async": {"max_staleness": 1, "parts": 2}} | playing
     config = RlhfConfig.model_validate(settings)
     run = Run(tmp_path / "work", LaunchConfig.model_validate(machine), journal=journal)
     figures = rlhf(config, inputs, tmp_path / "out", run).figures
@@ -125,6 +130,10 @@ def test_vllm_servers_share_rounds_and_gpus_and_none_is_left_where_one_fails(
     assert all(server.asked and server.loaded > 1 and server.is_closed for server in StandIn.servers)
     # Answers of both are those of the policy: the first round is compared with it.
     assert journal.metric("rlhf/vllm_logprobs_apart")[0] < 1e-4 and figures["staleness"] > 0
+    # A server that writes the answers of rounds in turns.
+    in_turns = RlhfConfig.model_validate(settings | {"async": None})
+    rlhf(in_turns, inputs, tmp_path / "in_turns", Run(tmp_path / "third", run.launch, journal=journal))
+    assert len(apart := journal.metric("rlhf/vllm_logprobs_apart")) >= 4 and max(apart) < 1e-4
     monkeypatch.setattr(StandIn, "servers", [])
     monkeypatch.setattr(StandIn, "broken", "6,7")
     with pytest.raises(StageError, match="vLLM ended"):
@@ -197,12 +206,13 @@ def _trained(folder: Path, settings: dict[str, Any], inputs: dict[str, Path], *k
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("playing", [{}, {"environment": LETTERS}], ids=["answers", "episodes"])
 def test_a_killed_training_and_killed_samplers_end_with_the_bits_of_an_undisturbed_one(
-    inputs: dict[str, Path], tmp_path: Path, weights: Any
+    inputs: dict[str, Path], tmp_path: Path, weights: Any, playing: dict[str, Any]
 ) -> None:
     """The risk: answers of other weights, or other answers, after a kill at a moment when samplers are ahead. Two
     samplers share each round; killed within a round and at its end."""
-    settings = RLHF | {"async": {"max_staleness": 2, "parts": 2}}
+    settings = RLHF | {"async": {"max_staleness": 2, "parts": 2}} | playing
     _trained(tmp_path / "unbroken", settings, inputs)
     _trained(tmp_path / "trainer", settings, inputs, (5, "trainer"), (8, "trainer"))
     _trained(tmp_path / "sampler", settings, inputs, (3, "sampler"))

@@ -180,7 +180,7 @@ def test_own_layers_give_the_bits_of_a_single_request(
     assert tokens_of(llama, requests, 16, staggered=staggered) == alone  # some are computed again
 
 
-def test_a_long_prompt_does_not_stall_the_others(llama: Loaded) -> None:
+def test_neither_a_long_prompt_nor_many_short_ones_stall_the_others(llama: Loaded) -> None:
     batch = Decoder(llama[0], 4)
     running, long, short = (Writing(request(n, most=40), llama[1]) for n in (1, 2, 3))
     long.prompt = prompt(5 * CHUNK_TOKENS + 1)
@@ -188,13 +188,17 @@ def test_a_long_prompt_does_not_stall_the_others(llama: Loaded) -> None:
     batch.step()
     batch.add(long)
     batch.add(short)
-    for step in range(1, 6):
+    # The end of a prompt is read without the others: that of the short one at once, that of the long one at last.
+    for step in range(1, 7):
         batch.step()
-        assert (len(running.new), len(short.new), len(long.new)) == (1 + step, step, 0)
+        assert (len(running.new), len(short.new), len(long.new)) == (step, step, 0)
     batch.step()
-    assert len(long.new) == 1
+    assert (len(running.new), len(short.new), len(long.new)) == (6, 6, 1)
     batch.remove(long)
-    batch.step()
+    # Prompts that follow each other delay the others by half at most.
+    for number in range(4, 8):
+        batch.add(Writing(request(number, most=1), llama[1]))
+        batch.step()
     assert len(running.new) == 8
 
 

@@ -145,7 +145,7 @@ def test_what_is_no_json_object_is_not(text: str) -> None:
         ({"type": "array", "minItems": 3, "maxItems": 2}, "maxItems"),
         ({"required": ["a"], "additionalProperties": False}, "a is not among"),
         ({"items": 3}, "items: a schema"),
-        ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "refers to itself alone"),
+        ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "only refers to itself"),
     ],
 )  # fmt: skip
 def test_a_schema_without_a_grammar_is_refused_by_its_keyword(schema: dict[str, Any], message: str) -> None:

@@ -462,9 +462,7 @@ def test_weights_that_do_not_move_stop_the_training_at_once(
     monkeypatch.setattr(fit_module, "load_backend", lambda _: load_backend("composer"))
     made = fit_module.optimizer_of
     monkeypatch.setattr(fit_module, "optimizer_of", lambda *given: _ignoring(made(*given)))
-    with pytest.raises(
-        StageError, match=r"pretrain\.optimizer: the weights are the same to the bit after 3 updates"
-    ) as told:
+    with pytest.raises(StageError, match=r"pretrain\.optimizer: the weights are bit-identical after 3 updates") as told:
         train("unmoved")
     assert told.value.problems[0].code == "no_update"
     assert "closure" in told.value.problems[0].fix

@@ -58,5 +58,5 @@ def test_a_slow_rank_is_named(shards_dir: Path, tokenizer_dir: Path, tmp_path: P
     events = [line for line in told if line.get("name") == "slow_rank"]
     assert {event["rank"] for event in events} == {1}
     assert len(events) <= 2, "named at every second of five looks"
-    said = re.match(r"rank 1 is slow: the others wait (\d+\.\d\d) s for it in a batch of", events[0]["message"])
+    said = re.match(r"rank 1 is slow: the others wait (\d+\.\d\d) s of each ", events[0]["message"])
     assert said and float(said[1]) > 0.1

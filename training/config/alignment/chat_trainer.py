@@ -32,26 +32,25 @@ def no_room(stage: str, answer: int, longest: int, fix: str) -> list[Problem]:
 
 
 class LoraConfig(Config):
-    """Low-rank adapters (Hu et al. 2022): of the weights beside frozen ones alone optimizer state and gradients are
-    held."""
+    """Low-rank adapters (Hu et al. 2022): gradients and optimizer state exist only for the adapters, next to frozen
+    weights."""
 
     rank: int = Field(16, ge=1)
     """The rank of each adapter; 16 in trl's ModelConfig, 1 to 64 in Hu et al. 2022, section 7.2."""
     alpha: float = Field(32.0, gt=0)
     """Scale of an adapter, divided by its rank; 32 in trl's ModelConfig."""
     targets: tuple[str, ...] = ()
-    """The layers that get one, by the last part of their names, e.g. q_proj, v_proj; by default all linear layers but
+    """Layers that get adapters, by the last part of their names, e.g. q_proj, v_proj; by default all linear layers but
     the output layer (Dettmers et al. 2023, "QLoRA", section 4: these are needed to match full tuning)."""
     trainable_tokens: Literal["untrained"] | tuple[str, ...] = in_identity("untrained")
-    """Tokens whose rows in the embedding and the output layer learn beside the adapters, as peft's
-    `trainable_token_indices`. untrained: those that no text has trained, which are the chat tokens that a base model
-    was given, and special tokens whose rows are zeros or equal; frozen, a model never learns to end its answers. A list
-    names tokens; [] is none."""
+    """Tokens whose rows in the embedding and the output layer are trained too, as peft's `trainable_token_indices`.
+    untrained: those that no text has trained, which are the chat tokens that a base model was given, and special tokens
+    whose rows are zeros or equal; frozen, a model never learns to end its answers. A list names tokens; [] is none."""
     quantize: Literal["nf4"] | None = None
     """Frozen weights of linear layers but the output layer in 4 bits while adapters learn (Dettmers et al. 2023,
     "QLoRA"), on any device: less memory for a slower step. The adapters are merged into the unquantized weights at the
-    end; held-out losses and answers are of the quantized model with and without them. Not with `start_share`, and not
-    where ranks share or cut weights."""
+    end; held-out losses and answers are of the quantized model with and without them. Not with `start_share` or sharded
+    weights."""
 
 
 class ChatTrainerConfig(TrainerConfig):

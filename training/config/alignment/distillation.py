@@ -20,8 +20,8 @@ class DistillConfig(ChatTrainerConfig):
 
     endpoint: EndpointConfig | None = None
     """Teacher behind OpenAI's protocol, in place of the input `teacher`: it answers the prompts of the instructions,
-    and the student learns its answers as in `sft`. Its tokenizer may be any. Answers are kept by request: none is paid
-    for twice, and a stopped stage continues with those that it has."""
+    and the student learns its answers as in `sft`. It may have any tokenizer. Answers are cached by request: none is
+    paid for twice, and a stopped stage continues with the cached ones."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0)
     """Sampling of the endpoint's answers. Its most likely answer to each prompt is what Kim & Rush 2016 learn."""
     answer_limits: GenerationLimits = outside_identity(GenerationLimits())
@@ -30,10 +30,10 @@ class DistillConfig(ChatTrainerConfig):
     duration: Length = "1 epoch"
     """Length of training over the prompts of the instructions."""
     beta: float = Field(0.0, ge=0.0, le=1.0)
-    """Divergence of student and teacher, the generalised Jensen-Shannon divergence. 0: KL(teacher ‖ student), which
-    covers all that the teacher would write (Hinton et al. 2015). 1: KL(student ‖ teacher), which prefers what the
-    teacher writes most (Gu et al. 2024, "MiniLLM"). Between: of both from their mixture with this share of the teacher
-    (Agarwal et al. 2024, "GKD", equation 1). The name is trl's (GKDConfig)."""
+    """Divergence of student and teacher, the generalised Jensen-Shannon divergence. 0: KL(teacher ‖ student), which is
+    mass-covering (Hinton et al. 2015). 1: KL(student ‖ teacher), which is mode-seeking (Gu et al. 2024, "MiniLLM").
+    Between: of both from their mixture with this share of the teacher (Agarwal et al. 2024, "GKD", equation 1). The
+    name is trl's (GKDConfig)."""
     on_policy_share: float = Field(0.0, ge=0.0, le=1.0)
     """Share of the batches in which the student answers the prompts itself, and learns from the teacher's distributions
     along these answers. 0: only given answers. 1: only its own, the best in Agarwal et al. 2024, "GKD", section 4,
@@ -50,7 +50,7 @@ class DistillConfig(ChatTrainerConfig):
     """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
     default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Given answers are never cut."""
+    """Maximum length of a conversation in tokens. Given answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
     """Treatment of a conversation that is longer than `max_length`. cut_prompt: it loses its oldest exchanges, then the
     beginning of its question; if no question would remain, it is dropped. drop: it is dropped. Both are counted, as
@@ -60,18 +60,18 @@ class DistillConfig(ChatTrainerConfig):
     temperature: float = Field(1.0, ge=0.01)
     """Temperature at which the student samples; 1 in Agarwal et al. 2024, section 4."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
-    """As in `sft`; small models want more."""
+    """As in `sft`; small models need higher learning rates."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
     """As in `sft`."""
     heldout_limit: int = measured_only(500, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
+    """Maximum number of held-out pairs to measure, from the beginning of the file."""
     heldout_prompts: int = measured_only(64, ge=2)
-    """Held-out prompts that the student answers before and after, the first of the file."""
+    """Held-out prompts that the student answers before and after, from the beginning of the file."""
     evaluate_every: Distance = outside_identity("10 %")
     """Interval between measurements of the divergence on held-out pairs during training; the weights do not depend on
     it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
+    """Held-out pairs per measurement, from the beginning of the file."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """Problems that leave no room for a prompt.

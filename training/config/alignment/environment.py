@@ -56,7 +56,7 @@ class EnvironmentConfig(Config):
     network: bool = False
     """Allow the environment to make connections, such as to the server of an OpenEnv environment."""
     instances: int = outside_identity(2, ge=1)
-    """Instances on each rank, each in a process, between which episodes are divided."""
+    """Instances on each rank, or in each sampler of `async`, between which episodes are divided; each is a process."""
     timeout_s: float = Field(10.0, gt=0)
     """Seconds that an environment may take for a reply; its episode is dropped after that, and its process replaced."""
     memory_mb: int = Field(1024, ge=64)

@@ -14,11 +14,11 @@ from training.config.trainer import OptimizerConfig, ScheduleConfig
 
 
 class PreferenceTuningConfig(ChatTrainerConfig):
-    """Learns from preference pairs themselves, without sampling and without a reward model: DPO, IPO, KTO or ORPO."""
+    """Learns directly from preference pairs, without sampling or a reward model: DPO, IPO, KTO or ORPO."""
 
     loss: Literal["dpo", "ipo", "kto", "orpo"] = "dpo"
-    """dpo: the chosen answer is to gain more probability than the rejected one (Rafailov et al. 2023). ipo: so much
-    more and not further (Azar et al. 2023). kto: each answer is judged for itself (Ethayarajh et al. 2024). orpo:
+    """dpo: raises the chosen answer's probability relative to the rejected one's (Rafailov et al. 2023). ipo: by a
+    fixed margin only (Azar et al. 2023). kto: scores each answer independently (Ethayarajh et al. 2024). orpo:
     instruction tuning and preference at once, from a base model too, without a reference model (Hong et al. 2024)."""
     beta: float = Field(0.1, gt=0)
     """Strength of the reference model: β of DPO (0.1 in Rafailov et al. 2023, appendix B) and of KTO (0.1 in Ethayarajh
@@ -36,7 +36,7 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
     default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Answers are never cut."""
+    """Maximum length of a conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
     """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
     prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
@@ -45,23 +45,23 @@ class PreferenceTuningConfig(ChatTrainerConfig):
     """Adapters in place of all weights, as `sft.lora`; the reference is the base without them. null: all weights
     learn."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-6, weight_decay=0.0)
-    """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models want more, ORPO too (8e-6 in Hong et al.
+    """Learning rate 1e-6 in Rafailov et al. 2023, appendix B; small models need more, as does ORPO (8e-6 in Hong et al.
     2024)."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="10 %", final_share=0.1)
     """Warm-up of 10 % as in Zephyr (Tunstall et al. 2023, section 4.2)."""
     heldout_limit: int = measured_only(1000, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
+    """Maximum number of held-out pairs to measure, from the beginning of the file."""
     heldout_prompts: int = measured_only(128, ge=2)
-    """Held-out prompts that both models answer at the end, the first of the file."""
+    """Held-out prompts that both models answer at the end, from the beginning of the file."""
     answer_max_tokens: int = measured_only(64, ge=1)
-    """Longest sampled answer."""
+    """Maximum length of a sampled answer in tokens."""
     temperature: float = measured_only(1.0, ge=0.01)
     """Sampling temperature of these answers."""
     evaluate_every: Distance = outside_identity("10 %")
     """Interval between measurements of loss, margin and win rate on held-out pairs during training; the weights do not
     depend on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
+    """Held-out pairs per measurement, from the beginning of the file."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """Problems that leave no room for a prompt;

@@ -33,19 +33,19 @@ class RewardModelConfig(ChatTrainerConfig):
     """Batch examples of similar length together (sorted within every 16 batches), to reduce padding. The name and the
     default are transformers' (TrainingArguments)."""
     max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Answers are never cut."""
+    """Maximum length of a conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
     """Treatment of a pair that is longer than `max_length`. cut_prompt: its prompt is truncated at the beginning; if no
     prompt would remain, the pair is dropped. drop: the pair is dropped. Both are counted, as prompts_cut and
     pairs_dropped."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=9.0e-6, weight_decay=0.0)
-    """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models want more."""
+    """Learning rate 9e-6 in InstructGPT, appendix C.2, for 6B; small models need more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
     """Cosine to 10 % of the peak, InstructGPT, appendix C.2."""
     heldout_limit: int = measured_only(1000, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
+    """Maximum number of held-out pairs to measure, from the beginning of the file."""
     evaluate_every: Distance = outside_identity("10 %")
     """Interval between measurements of loss and accuracy on held-out pairs during training; the weights do not depend
     on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
+    """Held-out pairs per measurement, from the beginning of the file."""

@@ -52,13 +52,13 @@ def samplers_problem(config: RlhfConfig, launch: LaunchConfig) -> Problem | None
 
 
 class AsyncConfig(Config):
-    """Sampling beside learning: sampler processes answer later rounds while the trainer learns from earlier ones."""
+    """Asynchronous sampling: sampler processes answer later rounds while the trainer learns from earlier ones."""
 
     max_staleness: int = Field(1, ge=0)
-    """Rounds that the policy may have learnt since the weights that wrote a token, when that token is learnt. 0: the
-    trainer waits for the answers of its own weights, and ends with the bits of a training without `async`. 1 hides
-    sampling that takes at most as long as learning, or the reverse; more only evens out rounds of different length, at
-    the price of older answers. Fu et al. 2025, "AReaL", learn as well with 1 to 8 and `correction`."""
+    """Maximum number of rounds between the weights that sampled a token and those that learn it. 0: the trainer waits
+    for answers of its current weights, and the result is bit-identical to training without `async`. 1 hides sampling
+    that takes at most as long as learning, or the reverse; more only evens out rounds of different length, at the price
+    of older answers. Fu et al. 2025, "AReaL", learn as well with 1 to 8 and `correction`."""
     order: Literal["fixed", "free"] = "fixed"
     """Order in which answers are used. fixed: round r learns the answers to its own prompts, written by the weights of
     round r - max_staleness, so that the result depends on no clock: a killed training ends with the bits of one that
@@ -89,25 +89,25 @@ class RlhfConfig(ChatTrainerConfig):
     rollout_prompts: int = Field(512, ge=1)
     """Answers sampled in each round; batch size 512 in InstructGPT, appendix C.4."""
     algorithm: Literal["ppo", "rloo", "grpo", "reinforce++", "raft"] | None = None
-    """ppo: with a value function (Schulman et al. 2017). rloo: an answer is held against the mean reward of the others
-    to its prompt, without a value function; the ratio stays clipped (Ahmadian et al. 2024, "Back to Basics", section
-    3.2). grpo: the same in standard deviations of these rewards, with the KL penalty in the loss (DeepSeekMath, Shao et
-    al. 2024). raft: of each prompt's answers the best is learnt by cross entropy, the others are left (Dong et al.
-    2023, "RAFT"; Llama 2's rejection sampling, Touvron et al. 2023, section 3.2.3, with kl_coef: 0). reinforce++: the
-    reward that follows a token, KL penalty included, in standard deviations over the round; with several answers to a
-    prompt less their mean (Hu et al. 2025, "REINFORCE++"). By default ppo with one answer to a prompt, rloo with
-    several. Dr. GRPO, DAPO, GSPO and CISPO are grpo with other `scale_rewards`, `clip_ratio_high`, `loss_mean`, `ratio`
-    and `loss_form`."""
+    """ppo: with a value function (Schulman et al. 2017). rloo: the baseline of an answer is the mean reward of the
+    other answers to its prompt, without a value function; the ratio is clipped (Ahmadian et al. 2024, "Back to Basics",
+    section 3.2). grpo: the same in standard deviations of these rewards, with the KL penalty in the loss (DeepSeekMath,
+    Shao et al. 2024). raft: the best answer to each prompt is learnt by cross entropy, the others are discarded (Dong
+    et al. 2023, "RAFT"; Llama 2's rejection sampling, Touvron et al. 2023, section 3.2.3, with kl_coef: 0).
+    reinforce++: the reward that follows a token, KL penalty included, in standard deviations over the round; with
+    several answers to a prompt less their mean (Hu et al. 2025, "REINFORCE++"). By default ppo with one answer to a
+    prompt, rloo with several. Dr. GRPO, DAPO, GSPO and CISPO are grpo with other `scale_rewards`, `clip_ratio_high`,
+    `loss_mean`, `ratio` and `loss_form`."""
     answers_per_prompt: int = Field(1, ge=1)
-    """Of each round, how many answers are to the same prompt: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in
-    DeepSeekMath, 8 to 32 in Dong et al. 2023."""
+    """Answers per prompt in each round: 1 in PPO, 2 and 4 in Ahmadian et al. 2024, 64 in DeepSeekMath, 8 to 32 in Dong
+    et al. 2023."""
     sampler: Literal["own", "vllm"] = "own"
-    """Sampler of the answers in each round: own is this project's, vllm a vLLM server that `launch.vllm` names. Both
-    draw from the same policy, but with different random numbers, so that the resulting models differ. Held-out answers
-    are always sampled by own."""
+    """Sampler of the answers in each round: own is the built-in sampler, vllm a vLLM server configured in
+    `launch.vllm`. Both draw from the same policy, but with different random numbers, so that the resulting models
+    differ. Held-out answers are always sampled by own."""
     async_: AsyncConfig | None = Field(None, alias="async")
-    """Samplers beside the trainer, in separate processes (`launch.samplers`) or a vLLM server; null: rounds are
-    sampled and learnt in turns."""
+    """Sample in parallel with training, in separate processes (`launch.samplers`) or a vLLM server; null: sample and
+    learn in turns."""
     reward_functions: dict[str, float] = Field(default_factory=dict)
     """Functions that reward answers, `package.module:name`, with their weights. They are called with three lists of
     text: the prompts, the answers and the reference responses ("" if there is none), and return a number per answer, or
@@ -143,24 +143,24 @@ class RlhfConfig(ChatTrainerConfig):
     appendix C.4. A minibatch reads as many beginnings of documents as it has answers, each as long as the longest
     prompt with its answer."""
     text_sources: tuple[str, ...] = ()
-    """The sources of the shards whose text that is, as in `sft`; [] takes all."""
+    """Sources of the shards that provide the text, as in `sft`; [] uses all."""
     minibatch_answers: int = Field(64, ge=1)
-    """Answers of one optimizer step; 64 in InstructGPT, appendix C.4. Of raft answers that were kept."""
+    """Answers per optimizer step; 64 in InstructGPT, appendix C.4. For raft, kept answers."""
     whole_groups: bool = False
     """Keep all answers to a prompt in one minibatch, so that each prompt is computed once per pass, which saves most if
     prompts are long. false: deal the answers of a round to minibatches at random, as trl's GRPOTrainer does."""
     epochs: int = Field(1, ge=1)
     """Passes over each round's answers; 1 in InstructGPT, appendix C.4, 4 in Ziegler et al. 2019."""
     max_prompt_tokens: int = Field(512, ge=4)
-    """Prompts with more tokens are left out."""
+    """Maximum length of a prompt in tokens; longer prompts are left out."""
     answer_max_tokens: int = Field(64, ge=1)
-    """Longest sampled answer."""
+    """Maximum length of a sampled answer in tokens."""
     temperature: float = Field(1.0, ge=0.01)
     """Sampling temperature of policy and reference; 1 in InstructGPT, appendix C.4."""
     kl_coef: float = Field(0.05, ge=0)
     """Weight of the KL penalty; 0.02 in InstructGPT, section 3.5, 0.05 in Stiennon et al. 2020."""
     kl_target: float | None = Field(None, gt=0)
-    """KL an answer (nats) that an adaptive kl_coef aims at (Ziegler et al. 2019, section 2.2); None: fixed."""
+    """Target KL per answer (nats) of an adaptive kl_coef (Ziegler et al. 2019, section 2.2); null: fixed."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount; none in InstructGPT, appendix C.4."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
@@ -194,10 +194,10 @@ class RlhfConfig(ChatTrainerConfig):
     value_coef: float = Field(0.1, ge=0)
     """Weight of the value loss; 0.1 in Ziegler et al. 2019's code."""
     unfinished_penalty: float = Field(1.0, ge=0)
-    """Subtracted from the reward of an answer without an end, as `missing_eos_penalty` is in trl's online DPO."""
+    """Subtracted from the reward of an unfinished answer, as `missing_eos_penalty` is in trl's online DPO."""
     unfinished_reward: float | None = None
-    """Reward of an answer without an end in place of its own reward less unfinished_penalty: -1 in Ziegler et al. 2019
-    ("N implementation details of RLHF", section 4.3), 0 in Open Instruct's GRPO. In the unit of rewards after
+    """Reward of an unfinished answer, instead of its reward minus unfinished_penalty: -1 in Ziegler et al. 2019 ("N
+    implementation details of RLHF", section 4.3), 0 in Open Instruct's GRPO. In the unit of rewards after
     normalise_reward. null: unfinished_penalty applies."""
     overlong_tokens: int = Field(0, ge=0)
     """Length of the range before answer_max_tokens in which the reward of an answer falls with its length, from no
@@ -220,20 +220,19 @@ class RlhfConfig(ChatTrainerConfig):
     """Adapters in place of all weights of the policy, as `sft.lora`. The reference is the base without them, on the
     same memory; PPO's value function learns adapters on the reward model and its score. null: all weights learn."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
-    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models want more."""
+    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.4; small models need more."""
     schedule: ScheduleConfig = ScheduleConfig(decay="constant", warmup="3 %")
     """Constant after a short warm-up, InstructGPT, appendix C.4."""
     guard: GuardConfig = GuardConfig(enabled=False)
-    """Not for PPO, whose loss is no measure of its success: the KL penalty holds it."""
+    """Not for PPO, whose loss does not measure progress: the KL penalty keeps it in check."""
     stop_on_divergence: int | None = Field(None, ge=1)
-    """Window in rounds: ends the training where the judge's mean score over the newest window falls below the best
-    earlier window beyond chance, while the reward rose (overoptimisation, Gao et al. 2022). Windows do not overlap, and
-    at most 5 % of trainings are stopped by chance, over all their rounds. Needs the input `judge`. null: trains to the
-    end."""
+    """Window in rounds: stops training if the judge's mean score over the newest window is significantly below the best
+    earlier window while the reward rose (overoptimisation, Gao et al. 2022). Windows do not overlap, and at most 5 % of
+    runs are stopped by chance, over all their rounds. Needs the input `judge`. null: train to the end."""
     heldout_prompts: int = measured_only(256, ge=2)
-    """Held-out prompts that both policies answer at the end, the first of the file."""
+    """Held-out prompts that both policies answer at the end, from the beginning of the file."""
     heldout_answers: int = measured_only(1, ge=1)
-    """Answers to each of them, of which the mean counts: more take chance out of the measurement."""
+    """Answers to each of them, which are averaged: more answers reduce noise."""
     best_of: int = measured_only(1, ge=1)
     """Number N of answers of the SFT model to each held-out prompt; from 2 on, the reward of the best of 1, 2, 4, … N
     is measured: the baseline that needs no training (Stiennon et al. 2020)."""
@@ -298,8 +297,6 @@ class RlhfConfig(ChatTrainerConfig):
     def _check_environment(self) -> None:
         if self.environment is None:
             return
-        if self.sampler == "vllm":
-            raise ValueError("sampler: expected own with an environment, whose turns vLLM does not sample yet")
         if self.overlong_tokens:
             raise ValueError("overlong_tokens: expected 0 with an environment: an episode has several answers")
         if self.best_of > 1:
@@ -330,10 +327,6 @@ class RlhfConfig(ChatTrainerConfig):
             raise ValueError(
                 "refill_groups: expected 0 with async: refilled answers would be sampled while the trainer waits; "
                 "leave async out, or set it to 0"
-            )
-        if self.environment is not None:
-            raise ValueError(
-                "environment: expected none with async, whose samplers write single answers; leave async out"
             )
         if self.lora and self.lora.quantize:
             raise ValueError(

@@ -18,9 +18,9 @@ class Criterion(Config):
     """One criterion of a rubric."""
 
     text: str = Field(min_length=1, examples=["The answer names the function's argument."])
-    """Condition that an answer must meet, as the judge reads it."""
+    """Condition that an answer must meet, as shown to the judge."""
     weight: float = Field(1.0, gt=0)
-    """Its part of the rubric's score, relative to the other criteria."""
+    """Weight in the rubric's score, relative to the other criteria."""
 
 
 class RubricConfig(Config):
@@ -30,7 +30,7 @@ class RubricConfig(Config):
     criteria: dict[CriterionName, Criterion] = Field(min_length=1)
     """Name → criterion. Each name is a curve and a figure."""
     endpoint: EndpointConfig | None = None
-    """Judge behind OpenAI's protocol, which is asked for a number from 0 to 10. Its answers are kept by request: none
+    """Judge behind OpenAI's protocol, which is asked for a number from 0 to 10. Its answers are cached by request: none
     is paid for twice. null: the input `rubric_judge`, a model of another step, whose probability of `Yes` against `No`
     is the score."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.0, max_tokens=256)
@@ -40,8 +40,8 @@ class RubricConfig(Config):
     show_response: bool = True
     """Show the judge the response of the instructions too, where there is one."""
     max_unscored_share: float = Field(0.05, ge=0, le=1)
-    """Maximum share of a call's judgements in which the endpoint gives no number; above it the stage stops by name. A
-    criterion without a number is left out of that answer's mean."""
+    """Maximum share of a call's judgements in which the endpoint gives no number; above it the stage fails. A criterion
+    without a number is left out of that answer's mean."""
 
     @model_validator(mode="after")
     def _has_one_judge(self) -> Self:

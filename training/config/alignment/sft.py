@@ -31,9 +31,9 @@ class SftConfig(ChatTrainerConfig):
     `neftune_noise_alpha`."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of each label's probability that is spread over the whole vocabulary in the training loss (Szegedy et al.
-    2016; 0.1 is usual); held-out losses are without. transformers' `label_smoothing_factor`."""
+    2016; 0.1 is usual); not applied to held-out losses. transformers' `label_smoothing_factor`."""
     max_length: int = Field(1024, ge=8)
-    """Longest conversation in tokens. Answers are never cut."""
+    """Maximum length of a conversation in tokens. Answers are never cut."""
     too_long: Literal["cut_prompt", "drop"] = "cut_prompt"
     """Treatment of a conversation that is longer than `max_length`. cut_prompt: it loses its oldest exchanges, then the
     beginning of its question; if no question would remain, it is dropped. drop: it is dropped. Both are counted, as
@@ -42,38 +42,38 @@ class SftConfig(ChatTrainerConfig):
     """Pack several conversations into one sequence of `max_length` tokens, to reduce padding; none attends to another.
     A batch then counts these sequences. The name is trl's (SFTConfig)."""
     lora: LoraConfig | None = None
-    """Adapters in place of all weights, merged into them at the end, so that what is made is a model like any other;
-    null: all weights learn. Adapters want a learning rate of about ten times that of all weights. Embeddings stay as
-    they are, but for tokens that no text has trained (`trainable_tokens`)."""
+    """Train adapters instead of all weights, and merge them at the end, so that the result is an ordinary model; null:
+    train all weights. Adapters need about ten times the learning rate. Embeddings are frozen, except for untrained
+    tokens (`trainable_tokens`)."""
     text_share: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of pretraining text (the input `shards`) in each batch's examples, to whole ones, so that less of what was
-    learnt before is lost: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
+    """Share of pretraining text (the input `shards`) among each batch's examples, rounded to whole examples, to reduce
+    forgetting: 0.1 in InstructGPT, appendix C.3. Each is the beginning of a document, as long as the longest
     conversation of its batch."""
     text_sources: tuple[str, ...] = ()
-    """The sources of the shards whose text that is, by the names that `ingest.read` gives them; [] takes all. What
-    shall be unlearnt is better not read again: tuning on clean text alone lowers toxicity by much (Gururangan et al.
-    2020; Gehman et al. 2020, section 5, "DAPT")."""
+    """Sources of the shards that provide the text, by their names in `ingest.read`; [] uses all. Leave out sources with
+    behaviour that should be unlearnt: tuning on clean text alone lowers toxicity by much (Gururangan et al. 2020;
+    Gehman et al. 2020, section 5, "DAPT")."""
     start_share: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the weights that training began with in those of the finished model, the rest is what it learnt: gives
-    back much of what was forgotten for less of what was gained (Wortsman et al. 2022, "WiSE-FT", where 0.5 is best
-    without choosing; Lin et al. 2024, "Mitigating the Alignment Tax of RLHF")."""
+    """Interpolation weight of the initial model in the finished weights: recovers much of what was forgotten at a
+    smaller loss of what was learnt (Wortsman et al. 2022, "WiSE-FT", where 0.5 is best without choosing; Lin et al.
+    2024, "Mitigating the Alignment Tax of RLHF")."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1.0e-5, weight_decay=0.0)
-    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models want more."""
+    """Learning rate 9.65e-6 for 1.3B in InstructGPT, appendix C.1; small models need more."""
     schedule: ScheduleConfig = ScheduleConfig(warmup="3 %", final_share=0.1)
     """Cosine to 10 % of the peak as in InstructGPT, appendix C.1; warm-up 3 % as in Alpaca."""
     answer_max_tokens: int = measured_only(64, ge=1)
-    """Longest greedy answer when held-out prompts are answered."""
+    """Maximum length of a greedy answer to a held-out prompt, in tokens."""
     heldout_limit: int = measured_only(500, ge=2)
-    """Held-out pairs that are measured, the first of the file."""
+    """Maximum number of held-out pairs to measure, from the beginning of the file."""
     answers_limit: int = measured_only(128, ge=2)
-    """Held-out prompts that are answered, for the share of finished answers and the samples."""
+    """Number of held-out prompts to answer, for the share of finished answers and the samples."""
     evaluate_every: Distance = outside_identity("10 %")
     """Interval between measurements of the loss on held-out pairs during training; the weights do not depend on it."""
     evaluate_pairs: int = outside_identity(64, ge=2)
-    """Held-out pairs of each such measurement, the first of the file."""
+    """Held-out pairs per measurement, from the beginning of the file."""
     watched_prompts: int = outside_identity(3, ge=0)
-    """Held-out prompts, the first of the file, whose answers the report shows before training, after 10 % and 30 % of
-    the batches, and at the end; 0: none. The weights do not depend on it."""
+    """Number of held-out prompts, from the beginning of the file, whose answers the report shows before training, after
+    10 % and 30 % of the batches, and at the end; 0: none. The weights do not depend on it."""
 
     def problems(self, positions: int | None = None) -> list[Problem]:
         """Problems that leave no room for a prompt;

@@ -12,22 +12,15 @@ from pathlib import Path
 
 from infra.io.json import read_own_json
 from infra.launch.config import LaunchConfig
-from training.core.devices import Device, device_called
+from training.core.devices import Device, gpu_of_this_machine
 from training.planner.stages import this_machine
 
 _PROBE_SIZE, _PROBE_S = 512, 0.1
-_GPU = Path("/proc/driver/nvidia/gpus")
 
 
 def device_at_hand(launch: LaunchConfig) -> Device:
     """The GPU of this machine, if it is known, else its CPU."""
-    if launch.device != "cpu" and _GPU.is_dir():
-        for gpu in _GPU.iterdir():
-            text = (gpu / "information").read_text(encoding="utf8", errors="replace")
-            model = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("Model")), "")
-            if device := device_called(model.strip()):
-                return device
-    return cpu()
+    return (gpu_of_this_machine() if launch.device != "cpu" else None) or cpu()
 
 
 @cache

@@ -103,6 +103,6 @@ def find_kernels(name: str) -> Kernels:
     if name not in KERNELS:
         message = f"expected one of {', '.join(KERNELS)}, not {name!r}"
         raise ConfigError(
-            Problem("unknown_kernels", "--kernels", message, "leave it out for what print has of the device")
+            Problem("unknown_kernels", "--kernels", message, "leave it out to use the device's published figures")
         )
     return KERNELS[name]

@@ -16,10 +16,10 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from evaluation.generation.decoding import generate
@@ -37,6 +37,7 @@ from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.answer_text import AnswerText
 from training.generation.completions import Completions, Episode
+from training.generation.vllm_sampler import VllmSampler, on_first
 from training.rl.environments.pool import NOT_SENT, EnvironmentPool, EpisodeFailure, Reply, Request
 from training.rl.prompts import Prompt
 
@@ -44,6 +45,25 @@ ATTEMPTS = 3
 """Times that an episode is played until the environment does not fail."""
 _THOUGHT = "</think>"
 _AT_ONCE = 128
+
+
+class Task(NamedTuple):
+    """A task as an environment gets it, and the seed of its episodes."""
+
+    values: dict[str, Any]
+    seed: int
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> Task:
+        if prompt.task is not None:
+            return cls({key: value for key, value in prompt.task.items() if key != "seed"}, int(prompt.task["seed"]))
+        reference = prompt.rule.response if prompt.rule is not None else prompt.response
+        values = {
+            "prompt": prompt.text,
+            "response": reference,
+            "history": [dict(message) for message in prompt.history],
+        }
+        return cls(values, zlib.crc32(prompt.text.encode()))
 
 
 @dataclass
@@ -61,10 +81,13 @@ class Playing:
     ended: str = ""
     reward: float = 0.0
     accepted: bool | None = None
+    logprobs: list[float] = field(default_factory=list)
+    """Of the sampled tokens, where vLLM reports them."""
 
-    def answer(self, ids: Sequence[int]) -> None:
+    def answer(self, ids: Sequence[int], logprobs: Sequence[float] = ()) -> None:
         """Append what the policy sampled."""
         self.ids += ids
+        self.logprobs += logprobs
         self.sampled += [True] * len(ids)
         self.turns += 1
 
@@ -87,46 +110,73 @@ class Episodes:
         self._format = AnswerFormat(chat.tokenizer)
         self._next = 0
 
-    def play(self, policy: PreTrainedModel, prompts: Sequence[Prompt], seed: int, group: int = 1) -> Completions:
+    def play(
+        self, policy: PreTrainedModel | VllmSampler, tasks: Sequence[Task], seed: int, group: int = 1, first: int = 0
+    ) -> Completions:
         """Return an episode of the policy for each task.
 
         An episode that the environment failed in is dropped and counted, and played again up to `ATTEMPTS` times; then
         a copy of another episode of its group takes its place.
 
         Args:
+            policy: or vLLM, which has its weights; rank 0 then plays all episodes.
             group: number of consecutive episodes of one task.
+            first: number of the first task in its round, which with the seed decides its draws.
 
         Raises StageError `too_many_dropped` with more than `max_dropped` of the episodes dropped.
         """
-        rows = list(range(len(prompts)))[ranks.own_part(len(prompts))]
-        allowed = int(self._environment.max_dropped * len(prompts))
+        allowed = int(self._environment.max_dropped * len(tasks))
+        rows = list(range(len(tasks)))
+        if isinstance(policy, VllmSampler):
+            played, failed = on_first(lambda: self._attempted(policy, rows, tasks, seed, allowed, first))
+        else:
+            own_rows = rows[ranks.own_part(len(rows))]
+            played, failed = {}, {}
+            for of_rank in chain(*ranks.gather([self._attempted(policy, own_rows, tasks, seed, allowed, first)])):
+                played |= of_rank[0]
+                failed |= of_rank[1]
+        self._check(failed, len(tasks), allowed)
+        return self._completions(played, failed, len(tasks), group)
+
+    def _attempted(
+        self,
+        policy: PreTrainedModel | VllmSampler,
+        rows: Sequence[int],
+        tasks: Sequence[Task],
+        seed: int,
+        allowed: int,
+        first: int,
+    ) -> tuple[dict[int, Playing], dict[int, list[EpisodeFailure]]]:
+        """Play these rows' episodes until each is complete, `ATTEMPTS` times at most; return them with the failures of
+        each row."""
         played: dict[int, Playing] = {}
         failures: dict[int, list[EpisodeFailure]] = {row: [] for row in rows}
         for attempt in range(ATTEMPTS):
             waiting = [row for row in rows if row not in played]
             if not waiting or sum(map(len, failures.values())) > allowed:
                 break
-            for row, result in self._played(policy, waiting, prompts, [seed, attempt], allowed).items():
+            for row, result in self._played(policy, waiting, tasks, [seed, attempt], allowed, first).items():
                 if isinstance(result, EpisodeFailure):
                     failures[row].append(result)
                 else:
                     played[row] = result
-        everywhere = {
-            row: episode for part in ranks.gather([played]) for rows_of in part for row, episode in rows_of.items()
-        }
-        failed = {row: given for part in ranks.gather([failures]) for rows_of in part for row, given in rows_of.items()}
-        self._check(failed, len(prompts), allowed)
-        return self._completions(everywhere, failed, len(prompts), group)
+        return played, failures
 
     def _played(
-        self, policy: PreTrainedModel, rows: Sequence[int], prompts: Sequence[Prompt], seed: Sequence[int], allowed: int
+        self,
+        policy: PreTrainedModel | VllmSampler,
+        rows: Sequence[int],
+        tasks: Sequence[Task],
+        seed: Sequence[int],
+        allowed: int,
+        first: int,
     ) -> dict[int, Playing | EpisodeFailure]:
         """Play these rows' episodes."""
         # 1. Open.
         results: dict[int, Playing | EpisodeFailure] = {}
         numbers = {row: self._next + row for row in rows}
-        self._next += len(prompts)
-        requests = [{"do": "open", "task": task_of(prompts[row]), "seed": seed_of(prompts[row])} for row in rows]
+        self._next += len(tasks)
+        requests = [{"do": "open", "task": tasks[row].values, "seed": tasks[row].seed} for row in rows]
         live: list[Playing] = []
         for row, reply in zip(rows, self._replies(numbers, rows, requests, allowed), strict=True):
             opened = reply if isinstance(reply, EpisodeFailure) else self._opened(row, reply)
@@ -140,7 +190,7 @@ class Episodes:
             if not live:
                 break
             # 2. Answer.
-            calls = self._answered(policy, live, int(np.random.default_rng([*seed, turn]).integers(2**62)))
+            calls = self._answered(policy, live, int(np.random.default_rng([*seed, turn]).integers(2**62)), first)
             # 3. Step: those whose answer has an end.
             going = [episode for episode in live if not episode.ended]
             requests = [
@@ -184,28 +234,28 @@ class Episodes:
         return Playing(row, list(prompt), [dict(message) for message in messages], tools)
 
     def _answered(
-        self, policy: PreTrainedModel, live: Sequence[Playing], seed: int
+        self, policy: PreTrainedModel | VllmSampler, live: Sequence[Playing], seed: int, first: int
     ) -> dict[int, tuple[str, list[ParsedToolCall]]]:
         """Sample an answer in each episode, and return its text and its calls by row."""
         config, chat = self._config, self._chat
+        prompts = [episode.prompt + episode.ids for episode in live]
+        numbers = [first + episode.row for episode in live]
         rooms = [min(config.answer_max_tokens, self._environment.max_tokens - len(episode.ids)) for episode in live]
-        was_training = policy.training
-        policy.eval()
-        try:
-            answers = generate(
-                policy,
-                [episode.prompt + episode.ids for episode in live],
-                SamplingOptions(max(rooms), frozenset(chat.stops), config.temperature, seed=seed),
-                numbers=[episode.row for episode in live],
-                at_once=_AT_ONCE,
-                dtype=self._hardware.compute,
-            )
-        finally:
-            policy.train(was_training)
+        if isinstance(policy, VllmSampler):
+            answers = policy.written(prompts, seed, numbers)
+        else:
+            options = SamplingOptions(max(rooms), frozenset(chat.stops), config.temperature, seed=seed)
+            dtype, was_training = self._hardware.compute, policy.training
+            policy.eval()
+            try:
+                sampled = generate(policy, prompts, options, numbers=numbers, at_once=_AT_ONCE, dtype=dtype)
+            finally:
+                policy.train(was_training)
+            answers = [(ids, []) for ids in sampled]
         read: dict[int, tuple[str, list[ParsedToolCall]]] = {}
-        for episode, answer, room in zip(live, answers, rooms, strict=True):
+        for episode, (answer, logprobs), room in zip(live, answers, rooms, strict=True):
             ids = answer[:room]
-            episode.answer(ids)
+            episode.answer(ids, logprobs[:room])
             text, calls = self.read(ids, episode.tools)
             episode.calls += len(calls)
             read[episode.row] = text, calls
@@ -309,9 +359,9 @@ class Episodes:
             )
             for row, episode in enumerate(rows)
         ]
-        finished = torch.tensor([episode.ended == "done" for episode in rows])
         prompts, ids = [episode.prompt for episode in rows], [episode.ids for episode in rows]
-        return Completions(prompts, ids, finished, None, episodes)
+        reported = [episode.logprobs for episode in rows]
+        return Completions.of_episodes(prompts, ids, episodes, reported if any(reported) else None)
 
 
 def own_tasks(environment: EnvironmentConfig, side: str, heldout: int) -> list[Prompt]:
@@ -327,19 +377,6 @@ def own_tasks(environment: EnvironmentConfig, side: str, heldout: int) -> list[P
         Prompt("", [], "", None, task={"number": number, "split": side, "seed": derived_seed(int(is_heldout), number)})
         for number in range(count)
     ]
-
-
-def task_of(prompt: Prompt) -> dict[str, Any]:
-    """Return what an environment gets to know of a task."""
-    if prompt.task is not None:
-        return {key: value for key, value in prompt.task.items() if key != "seed"}
-    reference = prompt.rule.response if prompt.rule is not None else prompt.response
-    return {"prompt": prompt.text, "response": reference, "history": [dict(message) for message in prompt.history]}
-
-
-def seed_of(prompt: Prompt) -> int:
-    """Return the seed of a task's episodes."""
-    return int(prompt.task["seed"]) if prompt.task is not None else zlib.crc32(prompt.text.encode())
 
 
 def _as_request(call: ParsedToolCall) -> dict[str, Any]:

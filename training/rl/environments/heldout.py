@@ -24,7 +24,7 @@ from training.config import RlhfConfig
 from training.core import ranks
 from training.core.hardware import Hardware
 from training.generation.completions import Completions, Episode, kl_of
-from training.rl.environments.episodes import Episodes
+from training.rl.environments.episodes import Episodes, Task
 from training.rl.environments.pool import EnvironmentPool
 from training.rl.prompts import Prompt
 from training.rl.rewards import Rewards
@@ -38,16 +38,25 @@ _MOST_TEXT = 20_000_000
 """Characters of documents that are searched."""
 
 
+def searched_documents(config: RlhfConfig, inputs: Mapping[str, Path], run: Run) -> Path | None:
+    """Write the text that the config's environment searches, and return its file; None without any."""
+    if config.environment is None or "documents" not in inputs:
+        return None
+    return _as_text(inputs["documents"], run.work_dir / "documents.txt")
+
+
 def playing(
-    config: RlhfConfig, inputs: Mapping[str, Path], chat: Chat, hardware: Hardware, run: Run, ending: ExitStack
+    config: RlhfConfig, documents: Path | None, chat: Chat, hardware: Hardware, run: Run, ending: ExitStack
 ) -> Episodes | None:
     """Return the player of the config's environment, whose processes end with `ending`; None without one.
+
+    Args:
+        documents: file of the text that it searches.
 
     Raises StageError `no_sandbox` where this machine has none.
     """
     if config.environment is None:
         return None
-    documents = _as_text(inputs["documents"], run.work_dir / "documents.txt") if "documents" in inputs else None
     pool = EnvironmentPool(config.environment, run.launch.sandbox, documents)
     ending.callback(pool.close)
     run.event("environment", f"rlhf: {pool.described()}", sandbox=pool.kind)
@@ -76,11 +85,13 @@ def measure_episodes(
     """
     each = config.heldout_answers
     played = [task for task in tasks for _ in range(each)]
+    documents = searched_documents(config, inputs, run)
     with ExitStack() as ending:
-        episodes = playing(config, inputs, chat, hardware, run, ending)
+        episodes = playing(config, documents, chat, hardware, run, ending)
         assert episodes is not None
+        worked_on = [Task.of(task) for task in played]
         sides = {
-            name: episodes.play(model, played, config.seed, each) for name, model in (("sft", sft), ("rlhf", policy))
+            name: episodes.play(model, worked_on, config.seed, each) for name, model in (("sft", sft), ("rlhf", policy))
         }
     conversations = number_clusters(
         number if task.task is not None else opening_of(task.text, task.history) for number, task in enumerate(tasks)

@@ -132,7 +132,7 @@ class SamplerPool:
     def _log(self, number: int, answers: Sequence[PartAnswers], began: float) -> None:
         """Record the figures of a round as its answers are taken."""
         now = time.perf_counter()
-        tokens = sum(len(ids) for part in answers for ids in part.ids)
+        tokens = sum(len(row) for part in answers for row in part.versions)
         seconds = sum(part.seconds for part in answers)
         versions = [row for part in answers for row in part.versions]
         with self._changed:
@@ -211,9 +211,9 @@ class SamplerPool:
             self._repeat()
             self._changed.notify_all()
         if not self._is_exact:
-            message = "answers of vLLM cannot be sampled again to the bit: from here on it is another training"
+            message = "vLLM's answers cannot be reproduced bit for bit: from here on the run differs"
         elif self._config.async_ and self._config.async_.order == "free":
-            message = "with order: free later rounds use answers as they arrive: from here on it is another training"
+            message = "with order: free, later rounds use answers as they arrive: from here on the run differs"
         else:
             return
         known = f"{len(ahead)} recorded rounds are repeated, and then " if ahead else ""
@@ -282,7 +282,7 @@ class SamplerPool:
                 raise stage_error(
                     "sampler_died",
                     "rlhf.async",
-                    f"{deaths} samplers died one after the other at the same answers, the last one by {death}",
+                    f"{deaths} samplers died in a row at the same answers, the last one by {death}",
                     f"read {self._folder / f'sampler-{number}.log'}; lack of memory ends them with SIGKILL",
                 )
             self._replaced += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,13 +27,14 @@ from infra.process.lifetime import PARENT_FD, signal_group
 from infra.project import PROJECT
 from training.config import RlhfConfig
 from training.generation.vllm_sampler import VllmSampler
+from training.rl.environments.episodes import Episodes, Task
 from training.rl.prompts import Prompt, draw
 from training.rl.rollouts.sampler import load_weights
 from training.rl.rollouts.schedule import PartAnswers, RoundPart
 
 MODULE = "training.rl.rollouts.sampler"
 """The program of a sampler process."""
-_OF_COMPUTATION = ("threads", "device", "precision", "attention", "share_prompts")
+_SHARED = ("threads", "device", "precision", "attention", "share_prompts", "sandbox")
 """Keys of `launch` that a sampler shares with its trainer."""
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -77,7 +79,14 @@ class OwnSampler:
     """A sampler process of ours. It ends with `close`, and with this process however that ends."""
 
     def __init__(
-        self, number: int, source: Path, config: RlhfConfig, launch: LaunchConfig, longest: int, log: Path
+        self,
+        number: int,
+        source: Path,
+        config: RlhfConfig,
+        launch: LaunchConfig,
+        longest: int,
+        log: Path,
+        documents: Path | None = None,
     ) -> None:
         """Start the process; it loads its model meanwhile.
 
@@ -86,16 +95,21 @@ class OwnSampler:
             source: the folder of the model that training began with.
             longest: tokens of the longest prompt with its answer.
             log: gets the process's output.
+            documents: file of the text that the config's environment searches.
         """
         settings = launch.samplers
-        machine = launch.model_dump(mode="json", include=set(_OF_COMPUTATION))
+        machine = launch.model_dump(mode="json", include=set(_SHARED))
         machine |= {"threads": settings.threads} if settings.threads else {}
         self._setup = {
             "source": str(source),
             "config": config.model_dump(mode="json"),
             "launch": machine,
             "longest": longest,
+            "documents": str(documents) if documents else None,
         }
+        self._plays = config.environment is not None
+        self._scratch = log.with_suffix("")
+        """Temporary files of its environments, which cannot remove them when they are killed."""
         gpus = settings.gpus.split(",") if settings.gpus else []
         self._environment = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
         self._scored = config.async_ is not None and config.async_.max_staleness > 0
@@ -114,17 +128,17 @@ class OwnSampler:
             self._is_loaded = True
         self._send(
             {
+                "number": part.number,
                 "version": part.version,
                 "weights": str(weights),
-                "prompts": [prompt.ids for prompt in questions.prompts],
+                "prompts": [] if self._plays else [prompt.ids for prompt in questions.prompts],
+                "tasks": [Task.of(prompt) for prompt in questions.prompts] if self._plays else [],
                 "first": questions.first,
                 "seed": questions.seed,
                 "scored": self._scored,
             }
         )
-        reply = self._hear()
-        versions = [[part.version] * len(ids) for ids in reply["ids"]]
-        return PartAnswers(part.number, reply["ids"], versions, reply["logprobs"], reply["seconds"])
+        return PartAnswers.from_json(self._hear())
 
     def restart(self) -> None:
         with self._ending:
@@ -141,6 +155,9 @@ class OwnSampler:
         folders = (*filter(None, sys.path), str(PROJECT))
         environment = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
         environment |= {"PYTHONPATH": os.pathsep.join(folders), **self._environment}
+        if self._plays:
+            self._scratch.mkdir(exist_ok=True)
+            environment["TMPDIR"] = str(self._scratch)
         read_end, write_end = os.pipe()
         self._parent_pipe: int | None = write_end
         try:
@@ -192,22 +209,30 @@ class OwnSampler:
             with suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 class RemoteSampler:
     """A vLLM server as a sampler: its copy of the policy takes the weights of each part before it is sent."""
 
-    def __init__(self, policy: PreTrainedModel, served: Callable[[PreTrainedModel], VllmSampler], batches: int) -> None:
+    def __init__(
+        self,
+        policy: PreTrainedModel,
+        served: Callable[[PreTrainedModel], VllmSampler],
+        config: RlhfConfig,
+        episodes: Episodes | None,
+    ) -> None:
         """Start the server.
 
         Args:
             policy: a model to put the weights into.
             served: starts a server for it.
-            batches: of a round.
+            episodes: plays an episode in place of each answer.
         """
         self._policy = policy.requires_grad_(False)
         self.vllm = served(self._policy)
-        self._batches = batches
+        self._batches, self._group = config.round_batches, config.answers_per_prompt
+        self._episodes = episodes
         self._version: int | None = None
 
     def answer(self, part: RoundPart, questions: PartPrompts, weights: Path) -> PartAnswers:
@@ -216,9 +241,13 @@ class RemoteSampler:
             self.vllm.update(part.version * self._batches)
             self._version = part.version
         began = time.perf_counter()
-        answers = self.vllm.sample([prompt.ids for prompt in questions.prompts], questions.seed, questions.first)
-        versions = [[part.version] * len(ids) for ids in answers.ids]
-        return PartAnswers(part.number, answers.ids, versions, answers.logprobs, time.perf_counter() - began)
+        seed, first = questions.seed, questions.first
+        if self._episodes is not None:
+            tasks = list(map(Task.of, questions.prompts))
+            answers = self._episodes.play(self.vllm, tasks, seed, self._group, first)
+        else:
+            answers = self.vllm.sample([prompt.ids for prompt in questions.prompts], seed, first)
+        return PartAnswers.of(part, answers, time.perf_counter() - began)
 
     def restart(self) -> None:
         """Do nothing: a server that ends is a StageError of its client."""
@@ -228,18 +257,22 @@ class RemoteSampler:
 
 
 def remote_samplers(
-    count: int, load: Callable[[], PreTrainedModel], served: Callable[..., VllmSampler], batches: int
+    count: int,
+    load: Callable[[], PreTrainedModel],
+    served: Callable[..., VllmSampler],
+    config: RlhfConfig,
+    player: Callable[[], Episodes | None],
 ) -> list[RemoteSampler]:
     """Start `count` vLLM servers at the same time; where one fails, none is left.
 
     Args:
         load: returns a model to put the weights into.
         served: starts a server for it, with its `number` if there are several.
-        batches: of a round.
+        player: returns a server's player of episodes, None without an environment.
     """
     numbered = [served] if count == 1 else [partial(served, number=number) for number in range(count)]
     with ThreadPoolExecutor(count, "vllm") as starting:
-        futures = [starting.submit(RemoteSampler, load(), start, batches) for start in numbered]
+        futures = [starting.submit(RemoteSampler, load(), start, config, player()) for start in numbered]
     failures = [error for future in futures if (error := future.exception()) is not None]
     if failures:
         for future in futures:

@@ -6,13 +6,10 @@ python -m training.rl.rollouts.sampler    serves the process that started it: th
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from transformers import PreTrainedModel
 from infra.errors import StageError
 from infra.io.json import parse_own_json
 from infra.launch.config import LaunchConfig
-from infra.process.lifetime import die_with_parent
+from infra.process.lifetime import serve_parent
 from training.chat.base import Chat
 from training.config import RlhfConfig
 from training.core.hardware import Hardware, prepare
@@ -32,21 +29,26 @@ from training.generation.completions import AnswerBatch, Completions, generate
 from training.model.attention import choose_attention
 from training.model.models import load
 from training.model.new_tokens import forget_untrained
+from training.rl.environments.episodes import Episodes, Task
+from training.rl.environments.pool import EnvironmentPool
+from training.rl.rollouts.schedule import PartAnswers, RoundPart
 from training.train_modules.answer_logprobs import logprobs_and_entropies
 
-_PDEATHSIG = 1
 _BATCH = 64
 """Answers of one forward pass without gradients."""
 
 
 class Sampler:
-    """A policy that answers by the weights that it is given."""
+    """A policy that answers by the weights that it is given, or plays episodes in the environment of the config."""
 
-    def __init__(self, source: Path, config: RlhfConfig, launch: LaunchConfig, longest: int) -> None:
+    def __init__(
+        self, source: Path, config: RlhfConfig, launch: LaunchConfig, longest: int, documents: Path | None = None
+    ) -> None:
         """Load a model's folder.
 
         Args:
             longest: tokens of the longest prompt with its answer.
+            documents: file of the text that the environment searches.
         """
         self._config = config
         self._hardware: Hardware = prepare(launch)
@@ -56,25 +58,44 @@ class Sampler:
         choose_attention(self._policy, self._hardware, longest)
         self._policy.eval().requires_grad_(False).to(self._hardware.device)
         self._version: int | None = None
+        self._episodes: Episodes | None = None
+        if config.environment is not None:
+            environments = EnvironmentPool(config.environment, launch.sandbox, documents)
+            self._episodes = Episodes(config, self._chat, self._hardware, environments)
 
     def answer(
-        self, version: int, weights: Path, prompts: Sequence[list[int]], first: int, seed: int, scored: bool
+        self,
+        number: int,
+        version: int,
+        weights: Path,
+        prompts: Sequence[list[int]],
+        tasks: Sequence[tuple[dict[str, Any], int]],
+        first: int,
+        seed: int,
+        scored: bool,
     ) -> dict[str, Any]:
-        """Return the ids of an answer to each prompt and, if `scored`, the log-probabilities of their tokens.
+        """Return the answer to each prompt, or an episode of each task, as JSON of `PartAnswers`.
 
         Args:
+            number: of the part.
             version: of the weights in the file `weights`.
-            first: number of the first prompt in its round, which with the seed decides its draws.
+            first: number of the first prompt or task in its round, which with the seed decides its draws.
+            scored: with the log-probabilities of what was sampled.
         """
         if version != self._version:
             load_weights(self._policy, weights)
             self._version = version
         began = time.perf_counter()
-        only = slice(first, first + len(prompts))
-        numbered = [*([] for _ in range(first)), *prompts]
-        answers = generate(self._policy, numbered, self._chat, self._config, self._hardware, seed, only=only)
+        if self._episodes is not None:
+            group = self._config.answers_per_prompt
+            answers = self._episodes.play(self._policy, [Task(*task) for task in tasks], seed, group, first)
+        else:
+            only = slice(first, first + len(prompts))
+            numbered = [*([] for _ in range(first)), *prompts]
+            answers = generate(self._policy, numbered, self._chat, self._config, self._hardware, seed, only=only)
         logprobs = self._logprobs(answers) if scored else None
-        return {"ids": answers.ids, "logprobs": logprobs, "seconds": time.perf_counter() - began}
+        answers, part = replace(answers, logprobs=logprobs), RoundPart(number, version)
+        return PartAnswers.of(part, answers, time.perf_counter() - began).as_json()
 
     def _logprobs(self, answers: Completions) -> list[list[float]]:
         batch = AnswerBatch.of(answers, self._chat.pad)
@@ -108,11 +129,7 @@ def load_weights(policy: PreTrainedModel, path: Path) -> None:
 
 def serve(of: Callable[..., Sampler] = Sampler) -> None:
     """Answer incoming questions until the parent process closes the pipe."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # besides the thread, which native code may hold up
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    questions, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    questions, replies = serve_parent()
 
     def reply(content: dict[str, Any]) -> None:
         print(json.dumps(content), file=replies, flush=True)
@@ -120,7 +137,8 @@ def serve(of: Callable[..., Sampler] = Sampler) -> None:
     try:
         setup = parse_own_json(questions.readline())
         config, launch = RlhfConfig.model_validate(setup["config"]), LaunchConfig.model_validate(setup["launch"])
-        sampler = of(Path(setup["source"]), config, launch, setup["longest"])
+        documents = Path(setup["documents"]) if setup["documents"] else None
+        sampler = of(Path(setup["source"]), config, launch, setup["longest"], documents)
         reply({})
         for line in questions:
             question = parse_own_json(line)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from training.config import AsyncConfig
+from training.generation.completions import Completions, Episode
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class RoundPart:
 class PartAnswers:
     """A part's sampled answers.
 
-    ids: tokens of each answer. versions: of the weights that wrote each of these tokens. logprobs: of these tokens
-    under those weights, in nats; None if no correction needs them. seconds: that sampling took.
+    ids: tokens of each answer. versions: of the weights that wrote each token that was sampled. logprobs: of these
+    tokens under those weights, in nats; None if no correction needs them. seconds: that sampling took. episodes: of
+    each row, where these are not single answers but conversations with an environment; openings: their prompts.
     """
 
     number: int
@@ -34,6 +36,17 @@ class PartAnswers:
     versions: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]] | None
     seconds: float
+    episodes: Sequence[Episode] | None = None
+    openings: Sequence[Sequence[int]] = ()
+
+    @classmethod
+    def of(cls, part: RoundPart, answers: Completions, seconds: float) -> Self:
+        """Return the answers to a part by weights of one version."""
+        ids, logprobs = answers.ids, answers.logprobs
+        if answers.episodes is None:
+            return cls(part.number, ids, [[part.version] * len(answer) for answer in ids], logprobs, seconds)
+        versions = [[part.version] * sum(episode.sampled) for episode in answers.episodes]
+        return cls(part.number, ids, versions, logprobs, seconds, answers.episodes, answers.prompts)
 
     @property
     def oldest(self) -> int:
@@ -45,7 +58,8 @@ class PartAnswers:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Self:
-        return cls(**saved)
+        episodes = saved.get("episodes")
+        return cls(**saved | {"episodes": episodes and [Episode(**episode) for episode in episodes]})
 
 
 class RolloutSchedule:
@@ -218,4 +232,6 @@ def joined(parts: Sequence[PartAnswers]) -> PartAnswers:
         versions=[versions for part in parts for versions in part.versions],
         logprobs=logprobs,
         seconds=sum(part.seconds for part in parts),
+        episodes=None if parts[0].episodes is None else [episode for part in parts for episode in part.episodes or ()],
+        openings=[opening for part in parts for opening in part.openings],
     )

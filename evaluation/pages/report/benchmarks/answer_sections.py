@@ -53,8 +53,8 @@ def answers_over_training(pipeline: PipelineResults) -> Section:
     rows = [row for id in pipeline.steps("sft") for row in _over_training(pipeline, id)]
     lead = (
         "The first held-out prompts, not selected, as the model answered them at several points of its "
-        "training. The loss is that of the reference answer, in nats a token. Answers are greedy, but for those after "
-        "alignment, which are as sampled for its measurement. ✓ and ✗ appear where a rule can check the answer."
+        "training. The loss is that of the reference answer, in nats per token. Answers are greedy, except those after "
+        "alignment, which are sampled as in its measurement. ✓ and ✗ appear where a rule can check the answer."
         if rows
         else ""
     )
@@ -72,7 +72,7 @@ def _drawn_over_training(pipeline: PipelineResults, id: str) -> list[Figure]:
         "loss of the reference answers",
         lines,
         x_label="batch",
-        y_label="loss (nats a token)",
+        y_label="loss (nats per token)",
     )
     if not chart:
         return []
@@ -81,7 +81,7 @@ def _drawn_over_training(pipeline: PipelineResults, id: str) -> list[Figure]:
         Figure(
             "Reference answers to these prompts",
             chart,
-            f"The mean loss of their reference answers went from {fixed(before)} to {fixed(after)} nats a token.",
+            f"The mean loss of their reference answers went from {fixed(before)} to {fixed(after)} nats per token.",
             "Few prompts; the held-out loss of the instruction tuning is of all.",
             [(_shortened(line.label), line.style) for line in lines],
         )

@@ -65,7 +65,7 @@ def _costs(results: dict[str, Any]) -> Table:
             cells.append(f"{accuracy}, {_change(change)}" if change else accuracy)
         drawn = str(row["drawn_per_kept"])
         rows.append([row["name"], *cells, fixed(row["nats_per_token"]), fixed(row["distinct_2"]), drawn])
-    columns = ["model", *tasks, "nats a token", "distinct pairs", "drawn for one kept"]
+    columns = ["model", *tasks, "nats per token", "distinct pairs", "drawn for one kept"]
     note = (
         "Accuracy and its change on the same items. Nats a token: how unlikely the continuations are to the plain "
         "model after their prompts. Distinct pairs: different pairs of words over all of a prompt (Li et al. 2016)."

@@ -30,7 +30,7 @@ def distillation(pipeline: PipelineResults, id: str) -> Section:
         "divergence from the teacher",
         [*loss_lines(pipeline.curve(id, "train/loss")), Line("held-out", pipeline.sampled(id), "validation")],
         x_label="batch",
-        y_label="divergence from the teacher (nats a token)",
+        y_label="divergence from the teacher (nats per token)",
     )
     fall = interval_of(figures, "divergence_fall")
     if chart:
@@ -54,7 +54,7 @@ def distillation(pipeline: PipelineResults, id: str) -> Section:
                 ]
             )
     if rows:
-        columns = ["model", "divergence, nats a token", "tokens that agree", "KL of sampled answers", "loss"]
+        columns = ["model", "divergence, nats per token", "tokens that agree", "KL of sampled answers", "loss"]
         loss = fixed(figures.get("heldout_loss_teacher", math.nan), 3)
         note = f"{figures['heldout_pairs']:,.0f} held-out pairs; the teacher's loss on their answers is {loss}."
         tables.append(Table("Held-out divergence", columns, rows, note, numeric=(1, 2, 3, 4)))
@@ -109,7 +109,7 @@ def preference_tuning(pipeline: PipelineResults, id: str) -> Section:
         columns = ["model", "chosen is likelier", *judged_by, "tokens per answer", "answers that end"]
         note = f"{figures['heldout_pairs']:,.0f} held-out pairs; likelier by the mean log-probability per token."
         if kl := interval_of(figures, "kl_to_reference"):
-            note += f" The KL divergence from the model before is {fixed(kl.value)} nats an answer {between(kl)}."
+            note += f" The KL divergence from the model before is {fixed(kl.value)} nats per answer {between(kl)}."
         tables.append(Table("Held-out pairs", columns, rows, note, numeric=tuple(range(1, len(columns)))))
     title = f"Alignment by {pipeline.algorithm(id)}"
     return Section(*titled("preference-tuning", title, id, "preference_tuning"), "", drawn, tables)
@@ -178,7 +178,7 @@ def _rewards(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
         chart = line_chart(
             "reward over distance",
             [Line("reward", over["rewards"], "rlhf"), Line("judge", over["judge"], "validation")],
-            x_label=f"KL to the {start} (nats an answer)",
+            x_label=f"KL to the {start} (nats per answer)",
             y_label=unit,
             y_format=lambda value: fixed(value, 2),
         )
@@ -212,12 +212,12 @@ def _distance(pipeline: PipelineResults, id: str, start: str) -> list[Figure]:
         "KL",
         [Line("KL", divergence, "rlhf")],
         x_label="batch",
-        y_label=f"KL to the {start} (nats an answer)",
+        y_label=f"KL to the {start} (nats per answer)",
         from_zero=True,
     )
     if not chart:
         return []
-    caption = f"It ends at {fixed(divergence[-1][1])} nats an answer."
+    caption = f"It ends at {fixed(divergence[-1][1])} nats per answer."
     if kl := interval_of(pipeline.figures(id), "kl_to_sft"):
         caption += f" On held-out prompts: {fixed(kl.value)} {between(kl)}."
     weak = "An estimate from sampled tokens, which is noisy for few prompts and can dip below zero."
@@ -322,7 +322,7 @@ def _best_of(figures: dict[str, float], algorithm: str) -> list[Table]:
     metric_names = {"reward": "heldout_reward_rlhf", "judge": "heldout_judge_rlhf", "verified": "verified_rlhf"}
     rows.append(row(algorithm, figures.get("kl_to_sft", math.nan), [metric_names[kind] for kind in kinds]))
     note = "Chosen by the reward model among answers of the model before, without training; KL = log n − (n − 1)/n."
-    columns = ["", "KL, nats an answer", *kinds.values()]
+    columns = ["", "KL, nats per answer", *kinds.values()]
     return [Table("Against the best of n", columns, rows, note, numeric=tuple(range(1, len(columns))))]
 
 

@@ -35,7 +35,7 @@ def pretraining(pipeline: PipelineResults, id: str) -> Section:
         "loss over batches",
         [*loss_lines(train), Line("validation, sampled", validation, "validation")],
         x_label="batch",
-        y_label="loss (nats a token)",
+        y_label="loss (nats per token)",
         levels=levels,
     )
     if chart:
@@ -107,7 +107,7 @@ def averaging(pipeline: PipelineResults, id: str) -> Section:
     figures, tables, lead = pipeline.figures(id), [], []
     if "members" in figures:
         lead.append(f"The mean of {figures['averaged']:,.0f} of {figures['members']:,.0f} models or checkpoints.")
-    for key, column in (("validation_loss", "validation loss, nats a token"), ("score", "score")):
+    for key, column in (("validation_loss", "validation loss, nats per token"), ("score", "score")):
         best = figures.get(f"{key}_best")
         if best is None:
             continue
@@ -235,11 +235,11 @@ def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Sectio
             Line("held-out", pipeline.sampled(id), "validation"),
         ],
         x_label="batch",
-        y_label="loss of the answers (nats a token)",
+        y_label="loss of the answers (nats per token)",
     )
     if chart:
         before, after = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
-        caption = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats a token."
+        caption = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats per token."
         drawn.append(
             Figure(
                 "SFT loss",
@@ -262,7 +262,7 @@ def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Sectio
     if rows:
         pairs = figures.get("heldout_pairs")
         note = f"{pairs:,.0f} held-out pairs; no text of theirs was trained on." if pairs else ""
-        columns = ["model", "loss, nats a token", "answers that end by themselves"]
+        columns = ["model", "loss, nats per token", "answers that end by themselves"]
         tables.append(Table("Held-out instructions", columns, rows, note, numeric=(1, 2)))
     title = "Instruction tuning and reward model" if reward_model else "Instruction tuning"
     return Section(*titled("tuning", title, id, "sft"), "", drawn, tables)
@@ -281,12 +281,12 @@ def _reward_model(pipeline: PipelineResults, id: str) -> list[Figure]:
         "reward model loss",
         [*loss_lines(pipeline.curve(id, "train/loss")), Line("held-out", pipeline.sampled(id), "validation")],
         x_label="batch",
-        y_label="loss (nats a pair)",
+        y_label="loss (nats per pair)",
         levels=[Level("guessing", math.log(2))],
     )
     accuracy = interval_of(pipeline.figures(id), "heldout_accuracy")
     if chart:
-        caption = "Guessing gives log 2 = 0.69 nats a pair."
+        caption = "Guessing gives log 2 = 0.69 nats per pair."
         if accuracy:
             p = pipeline.figures(id).get("p_value")
             caption += f" Held-out pairs ordered rightly: {percent(accuracy.value)} {between_percent(accuracy)}"
