@@ -225,6 +225,12 @@ def test_a_folder_is_recognised(made: Callable[[Path], Path], documents: int, no
         assert look(str(folder))[0][0].documents == documents
 
 
+@pytest.mark.parametrize("start", ["<3 the warden. ", "<s>", "<https://a.example> "])
+def test_a_text_that_begins_with_an_angle_bracket_is_no_page(start: str, tmp_path: Path) -> None:
+    [[source], _] = look(lines(tmp_path / "a.jsonl", [{"text": start + PROSE}] * 3))
+    assert "content" not in source.source
+
+
 def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
     lines(tmp_path / "data" / "chats.jsonl", rows_of(INSTRUCTIONS["openai"][0]))
     (tmp_path / "data" / "book.txt").write_text(PROSE)
