@@ -57,9 +57,6 @@ from tasks.semaphore import PrioritySemaphore
 from tasks.stage import STATE, Node
 from tasks.task import stage_task
 
-RELAY = "STEMMA_RELAY"
-"""Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
-
 ON_WORKER = "PREFECT__FLOW_RUN_ID"
 """Set by Prefect's worker in the process of a flow run."""
 
@@ -255,6 +252,7 @@ class PipelineRun:
 
     def running(self, name: str) -> None:
         self.journal.row(JournalRow(name, "running"))
+        ensure_relay(self.store.root)  # another one, if it was killed
 
     def message(self, name: str, message: Mapping[str, Any]) -> None:
         self.journal.message(name, message)
@@ -345,13 +343,13 @@ class PipelineRun:
                 parent_id=trial["sweep_build_id"] if trial else "",
             )
         )
-        if os.environ.get(RELAY) != "off":
-            ensure_relay(self.store.root)
+        ensure_relay(self.store.root)
 
     def _end(self, status: str, problems: tuple[Problem, ...], seconds: float) -> State:
         outcome: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
         error = "; ".join(map(str, problems))
         self.context.tell(self._finished(outcome, error))
+        ensure_relay(self.store.root)
         document = {
             "status": status,
             "errors": [problem.as_json() for problem in problems],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +11,6 @@ from typing import Any
 from evaluation.release.registrations import REGISTER, newest_registration
 from evaluation.results.artifacts import Artifact, read_artifacts
 from evaluation.results.comparison import Paired, paired_figures
-from flows.prefect.execution import RELAY
 from infra.errors import ConfigError, GateRefused, Problem, stage_error
 from infra.io.json import read_own_json
 from infra.lineage import messages
@@ -184,8 +182,7 @@ def _tell(store: Store, name: str, registration: Manifest) -> None:
     """MLflow's alias follows; the store's own record is what counts."""
     digest = registration.inputs["model"].digest
     Outbox(store.root).send(messages.PromoteModel(registration.build_id, name, digest, time.time()))
-    if os.environ.get(RELAY) != "off":
-        ensure_relay(store.root)
+    ensure_relay(store.root)
 
 
 def as_json(done: Promoted) -> dict[str, Any]:

@@ -103,8 +103,7 @@ class _Running:
                 name=f"sweep {self.sweep.id[:6]} of {self.sweep.measure}",
             )
         )
-        if os.environ.get("STEMMA_RELAY") != "off":
-            ensure_relay(self.store.root)
+        ensure_relay(self.store.root)
         outcome: messages.Status = "FAILED"
         try:
             self._all(first, at_once)

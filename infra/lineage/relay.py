@@ -41,6 +41,8 @@ from infra.servers.state import write_private
 if TYPE_CHECKING:
     from infra.lineage.delivery import Delivery
 
+RELAY = "STEMMA_RELAY"
+"""Set to `off`, what MLflow should know is kept in the store, to be delivered by a later run or by `stemma up`."""
 LOOK_EVERY_S, LONGEST_LOOK_S = 0.2, 1.0
 METRICS_EVERY_S = 5.0
 """Seconds between two deliveries of the metrics of a stage that still works; its end brings the last ones at once."""
@@ -249,10 +251,12 @@ def follow(root: Path, *, until_empty: bool) -> None:
 
 
 def ensure_relay(root: Path | str) -> None:
-    """Start a relay in the background unless one runs already; it stays while this process lives. Returns immediately.
+    """Start a relay in the background unless one runs already; it stays while this process lives. Return immediately.
 
-    Costs about a millisecond when there is one.
+    Does nothing with $STEMMA_RELAY=off. Costs about a millisecond when a relay runs.
     """
+    if os.environ.get(RELAY) == "off":
+        return
     root = Path(root).absolute()
     register(root)
     if relay_pid(root) is not None:

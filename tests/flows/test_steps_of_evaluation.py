@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from flows.prefect.execution import RELAY
 from flows.prefect.promotion import promote, rollback
+from infra.lineage.relay import RELAY
 from infra.store.store import Store
 from tests.evaluation.conftest import make_model
 from tests.support.programs.command import Answer, stemma, write_config

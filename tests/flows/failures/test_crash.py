@@ -16,6 +16,7 @@ import pytest
 from infra.lineage.ledger import Ledger
 from infra.lineage.messages import from_json
 from infra.lineage.outbox import Outbox
+from infra.lineage.relay_lock import relay_pid
 from infra.lineage.tracking import database_uri
 from infra.run import read_journal
 from tests.infra.lineage.relay_process import RelayProcess
@@ -35,6 +36,19 @@ def without(pipeline: Path, stage: str) -> tuple[Path, Path]:
     """The config and the store of a built pipeline that lacks the artifact of one stage."""
     shutil.rmtree(pipeline / "store" / stage)
     return pipeline / "config.yaml", pipeline / "store"
+
+
+def test_a_relay_that_is_killed_while_a_run_goes_on_is_replaced(cold_env: dict[str, str], data_pipeline: Path) -> None:
+    """What the run said after that waited for the next run, and MLflow had it as running until then."""
+    config, store = without(data_pipeline, "clean")
+    run = start("run", config, "--root", store, env=cold_env | {"STEMMA_RELAY": "on"})
+    wait_until(lambda: running_stage(store, "clean"))
+    relay = wait_until(lambda: relay_pid(store))
+    os.kill(relay, signal.SIGKILL)
+    assert finish(run).code == 0
+    wait_until(lambda: Outbox(store).pending() == 0 and relay_pid(store) is None, timeout_s=90)
+    with closing(Ledger(store)) as ledger:
+        assert not list(ledger.open_runs())
 
 
 def test_a_killed_orchestrator_leaves_no_orphan_and_nothing_half_built(

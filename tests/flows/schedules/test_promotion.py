@@ -13,10 +13,11 @@ import pytest
 
 from evaluation.results.comparison import Paired
 from evaluation.statistics.intervals import Interval
-from flows.prefect.execution import RELAY, refused_by
+from flows.prefect.execution import refused_by
 from flows.prefect.promotion import is_worse, promote, rollback
 from infra.errors import ConfigError, GateRefused, StageError
 from infra.lineage.outbox import Outbox
+from infra.lineage.relay import RELAY
 from infra.store.manifest import File, Manifest
 from infra.store.promotions import Promotions
 from infra.store.store import Store
