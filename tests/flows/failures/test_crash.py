@@ -39,7 +39,7 @@ def without(pipeline: Path, stage: str) -> tuple[Path, Path]:
 
 
 def test_a_relay_that_is_killed_while_a_run_goes_on_is_replaced(cold_env: dict[str, str], data_pipeline: Path) -> None:
-    """What the run said after that waited for the next run, and MLflow had it as running until then."""
+    """Its later messages waited for the next run, and MLflow had it as running until then."""
     config, store = without(data_pipeline, "clean")
     run = start("run", config, "--root", store, env=cold_env | {"STEMMA_RELAY": "on"})
     wait_until(lambda: running_stage(store, "clean"))
