@@ -456,7 +456,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "benchmarks",
             about="Scores of one model on lm-eval tasks.",
-            version=8,
+            version=9,
             config=BenchmarksConfig,
             function="evaluation.benchmarks:benchmarks",
             inputs=(needs("model"),),

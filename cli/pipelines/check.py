@@ -124,18 +124,17 @@ def _print_made_by(rows: list[dict[str, Any]]) -> None:
 
 def _print_plans(rows: list[dict[str, Any]]) -> None:
     """Print the plans for training, one row per step."""
-    from evaluation.pages.planning import dollars, hours
+    from evaluation.pages.planning import dollars
+    from evaluation.pages.words import size
 
     table = [
         {
             "stage": row["stage"],
             "on": f"{plan['devices']} × {plan['device']}",
-            "time": "by its data"
-            if plan["hours"] is None
-            else f"{hours(plan['hours'])} ({hours(plan['hours_low'])} to {hours(plan['hours_high'])})",
+            "time": _time(plan),
             "cost": dollars(plan["cost_usd"]) if plan["cost_usd"] else "",
-            "memory": f"{plan['memory_gb']:,.1f} of {plan['memory_limit_gb']:,.0f} GB",
-            "disk": f"{plan['disk_gb']:,.1f} GB",
+            "memory": f"{size(plan['memory_gb'] * 1e9)} of {plan['memory_limit_gb']:,.0f} GB",
+            "disk": size(plan["disk_gb"] * 1e9),
         }
         for row in rows
         if (plan := row["plan"])
@@ -145,6 +144,17 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
         print_table(table, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
         if built := [row["stage"] for row in rows if row["plan"] and row["plan"]["builds_here"]]:
             click.echo(f"times of {', '.join(built)} are from their last builds here; others are estimated from sizes")
+
+
+def _time(plan: dict[str, Any]) -> str:
+    from evaluation.pages.planning import hours, span
+
+    if plan["hours"] is None:
+        return "by its data"
+    # The start of a program and the overhead of small operations are in no estimate by sizes.
+    if plan["hours_high"] < 1 / 60 and not plan["builds_here"]:
+        return "under 1 min"
+    return f"{hours(plan['hours'])} ({span(hours(plan['hours_low']), hours(plan['hours_high']))})"
 
 
 @click.command("why")

@@ -7,11 +7,14 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.common.output import as_json, print_table
+
+if TYPE_CHECKING:
+    from flows.planning.first_config import InspectedSource
 
 
 @click.command("init")
@@ -60,7 +63,7 @@ def command(
     With --model, a downloaded Hugging Face model is trained further: continued pretraining on documents, LoRA on
     instructions, DPO on preferences.
     """
-    from evaluation.pages.words import compact, seconds
+    from evaluation.pages.words import compact, seconds, size
     from flows.config.read import load
     from flows.planning.first_config import (
         first_config,
@@ -106,21 +109,26 @@ def command(
         raise
     if not as_json:
         rows = [
-            {**asdict(source), "documents": f"{source.documents:,}", "MB": f"{source.text_bytes / 1e6:,.1f}"}
+            {
+                **asdict(source),
+                "data": _data(source),
+                "documents": f"{source.documents:,}",
+                "text": size(source.text_bytes) if source.text_bytes else "",
+            }
             for source in sources
         ]
-        columns = {"path": "data", "kind": "is", "files": "files", "documents": "records, about"}
-        print_table(rows, {**columns, "MB": "MB of text"})
+        columns = {"data": "data", "kind": "is", "files": "files", "documents": "records, about"}
+        print_table(rows, {**columns, "text": "text"})
         click.echo()
         for source in sources:
-            click.echo(f"  {source.path}: {source.kind}; {source.why}")
+            click.echo(f"  {_data(source)}: {source.kind}; {source.why}")
         for note in notes:
             click.echo(f"  {note}")
         if fitted:
             duration = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
             click.echo(
                 f"\nabout {compact(fitted.tokens)} tokens: {fitted.preset} ({compact(fitted.parameters)} parameters) "
-                f"for {compact(fitted.trained_tokens)} tokens\nabout {fitted.disk_bytes / 1e9:,.1f} GB of disk; "
+                f"for {compact(fitted.trained_tokens)} tokens\nabout {size(fitted.disk_bytes)} of disk; "
                 f"pretraining on this machine: about {duration}"
             )
         click.echo(f"\nwritten to {out}; next: stemma check {out}")
@@ -131,6 +139,12 @@ def command(
         "fit": asdict(fitted) if fitted else None,
     }
     return {**document, "notes": notes}, 0
+
+
+def _data(source: InspectedSource) -> str:
+    """Return the path, or what of it a source reads if it reads a part."""
+    paths = source.source.get("paths", [source.path])
+    return ", ".join(paths) if len(paths) < 4 else f"{paths[0]} and {len(paths) - 1} more"
 
 
 def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[str, ...]) -> dict[str, Any]:

@@ -15,7 +15,10 @@ AUTO = "auto"
 MIN_DETECT_BYTES = 64
 DETECT_BYTES = 65_536
 FALLBACK = "cp1252"
+MIN_UTF8_CHARACTERS = 8
+"""Characters of UTF-8 that text of another encoding than Windows-1252 does not look like by chance."""
 _NO_ASCII = re.compile(rb"[\x80-\xff]")
+_NOT_ASCII_TEXT = re.compile("[^\x00-\x7f]+")
 
 # The second of two characters that one UTF-8 character of two bytes becomes when it is read as Windows-1252 or -1251.
 _PUNCTUATION = "\x80-\xbf\u2013-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122"
@@ -34,7 +37,8 @@ def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> 
     """The text of some bytes, and whether its encoding had to be guessed.
 
     encoding: as configured; `auto` takes the byte order mark, UTF-16 without one by its NULs, the encoding that the
-        data declare of themselves, UTF-8, the likely one, or what charset-normalizer finds, in this order.
+        data declare of themselves unless they are UTF-8, UTF-8, the likely one, or what charset-normalizer finds, in
+        this order.
     likely: what the file that these bytes are a part of seems to be in.
     Raises UnicodeDecodeError where a configured encoding does not fit.
     """
@@ -45,13 +49,31 @@ def decode(data: bytes, encoding: str, declared: str = "", likely: str = "") -> 
         unmarked = "" if encoding_mark(data[:4]) else wide_without_mark(data[:PROBE_BYTES])
         # Of utf-16-le and the like Python takes the mark for text.
         return data.decode(unmarked if unmarked.startswith(name) else name).removeprefix("\ufeff"), False
-    for candidate in (encoding_mark(data[:4]) or wide_without_mark(data[:PROBE_BYTES]), declared, "utf-8", likely):
+    marked = encoding_mark(data[:4]) or wide_without_mark(data[:PROBE_BYTES])
+    if declared and not marked and (text := _utf8_against(declared, data)):
+        return text, True
+    for candidate in (marked, declared, "utf-8", likely):
         if candidate:
             try:
                 return data.decode(python_name(candidate)), candidate == likely
             except (UnicodeError, LookupError):  # what a page declares may be no encoding of text at all
                 continue
     return data.decode(detect(data) or FALLBACK, "replace"), True
+
+
+def _utf8_against(declared: str, data: bytes) -> str:
+    """The text of UTF-8 that is declared to be in another encoding, as by servers that call every page Latin-1; ""
+    where it is not UTF-8, or too few characters show it."""
+    if data.isascii():
+        return ""
+    try:
+        text, name = data.decode(), python_name(declared)
+    except (UnicodeError, LookupError):
+        return ""
+    if name == "utf-8-sig":
+        return ""
+    least = 1 if name == FALLBACK else MIN_UTF8_CHARACTERS
+    return text if sum(map(len, _NOT_ASCII_TEXT.findall(text))) >= least else ""
 
 
 def likely_encoding(stream: io.BufferedReader, encoding: str) -> str:

@@ -126,6 +126,8 @@ class Wish:
 
 
 ANY = Wish()
+NAMED_FILES = 200
+"""Number of files of several forms up to which a config names each of them."""
 
 
 def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
@@ -171,8 +173,39 @@ def groups_of(path: str, wish: Wish = ANY) -> tuple[list[Group], list[str]]:
     for (kind, suffixes), files in joined.items():
         paths = [path] if is_alone else [_pattern(path, suffix, files) for suffix in suffixes]
         flat = [pattern for some in paths for pattern in (some if isinstance(some, list) else [some])]
-        groups.append(_group({"kind": "files", "paths": flat}, files, kind, path, wish))
+        try:
+            groups.append(_group({"kind": "files", "paths": flat}, files, kind, path, wish))
+        except ConfigError as error:
+            parts = _by_fields(files, kind, path) if error.problems[0].code == "two_forms" else []
+            if len(parts) < 2 or wish != ANY:
+                raise
+            groups += _groups_by_reading(parts, kind, path)
+            notes.append(f"{path}: its {kind} files have several forms; each form is a source, and names its files")
     return groups, notes
+
+
+def _by_fields(files: Sequence[Place], kind: str, path: str) -> list[list[Place]]:
+    """Files by the field names of their first records; none if there are too many to be named in a config."""
+    if len(files) > NAMED_FILES:
+        return []
+    parts: dict[frozenset[str], list[Place]] = {}
+    for file in files:
+        records = (item for item in records_in(file, kind, "auto", path) if isinstance(item, Record))
+        parts.setdefault(frozenset(next((record.value for record in records), {})), []).append(file)
+    return list(parts.values())
+
+
+def _groups_by_reading(parts: Sequence[Sequence[Place]], kind: str, path: str) -> list[Group]:
+    """Groups of files that are read in the same way: optional fields alone do not part them."""
+
+    def group(files: Sequence[Place]) -> Group:
+        return _group({"kind": "files", "paths": [str(file) for file in files]}, files, kind, path, ANY)
+
+    by_reading: dict[tuple[str, str], list[Place]] = {}
+    for part in parts:
+        reading = group(part).readings[0]
+        by_reading.setdefault((reading.kind, repr(sorted(reading.keys.items()))), []).extend(part)
+    return [group(by_name(files)) for files in by_reading.values()]
 
 
 def _joined(by_form: Mapping[tuple[str, str], list[Place]]) -> dict[tuple[str, tuple[str, ...]], list[Place]]:

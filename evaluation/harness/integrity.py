@@ -162,8 +162,13 @@ def _fallbacks(config: Mapping[str, Any], part: str) -> list[Any]:
     """Return a filter's results if it finds nothing; empty for a filter that accepts every answer unchanged."""
     for entry in config.get("filter_list") or ():
         if entry.get("name") == part:
-            steps = [step for step in entry.get("filter", ()) if "regex" in str(step.get("function"))]
-            return [step.get("fallback", _INVALID) for step in steps] + ["invalid"] * bool(steps)
+            all_steps = entry.get("filter", ())
+            steps = [step for step in all_steps if "regex" in str(step.get("function"))]
+            maps = [step for step in all_steps if step.get("function") == "map"]
+            defaults = [step.get("default_value") for step in maps]
+            values = [value for step in maps for value in (step.get("mapping_dict") or {}).values()]
+            not_mapped = [default for default in defaults if default not in values]
+            return [step.get("fallback", _INVALID) for step in steps] + ["invalid"] * bool(steps) + not_mapped
     return []
 
 

@@ -327,11 +327,14 @@ def source_names(sources: Sequence[InspectedSource]) -> list[str]:
     names: list[str] = []
     for source in sources:
         path = PurePosixPath(source.path)
-        folder = next((part for part in (path.name, *reversed(path.parts[:-1])) if not glob.has_magic(part)), "")
+        parts = (path.name, *reversed(path.parts[:-1]))
+        folder = next((part for part in parts if part.strip("./") and not glob.has_magic(part)), "") or Path.cwd().name
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.partition(".")[0]).strip("._-") or "files"
         if name in names:
             patterns = source.source.get("paths") or [""]
-            name = f"{name}-{PurePosixPath(patterns[0]).suffix.lstrip('.') or 'more'}"
+            pattern = PurePosixPath(patterns[0])
+            form = pattern.suffix.lstrip(".") if glob.has_magic(patterns[0]) else pattern.name.partition(".")[0]
+            name = f"{name}-{form or 'more'}"
         options = (name if number == 1 else f"{name}-{number}" for number in count(1))
         names.append(next(option for option in options if option not in names))
     return names

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from infra.io.json import parse_own_json
 from infra.process.fork_server import LARGEST_REQUEST, Start
-from infra.process.held_folder import held_folder
+from infra.process.held_folder import IMPORTS, held_folder
 from infra.process.lifetime import PARENT_FD
 from infra.project import PROJECT
 
@@ -55,7 +55,7 @@ class ForkServer:
         read_end, self._parent_pipe = os.pipe()
         # torch makes a folder during its import, and a server that is killed does not remove it.
         self._held = ExitStack()
-        temporary = self._held.enter_context(held_folder("stemma-imports"))
+        temporary = self._held.enter_context(held_folder(IMPORTS))
         try:
             self._process = subprocess.Popen(
                 [

@@ -17,6 +17,10 @@ from tempfile import gettempdir, mkdtemp
 
 LOCK = "held.lock"
 SOCKETS = "pymp"
+IMPORTS = "stemma-imports"
+"""Of servers that fork processes."""
+WORKER = "stemma-worker"
+"""Of the worker that `up` starts."""
 LONGEST_SOCKET = 107
 """Bytes that the path of a socket may have."""
 LONGEST_HOST = 16

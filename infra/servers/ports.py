@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import random
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 import psutil
 
@@ -90,20 +86,17 @@ def holder(port: int) -> str:
 
 @contextmanager
 def _claim(port: int) -> Iterator[bool]:
-    """Hold the port's lock file, so that servers of several stores that start together do not choose the same port.
+    """Claim a port, so that servers of several stores that start together do not choose the same one.
 
-    Yield True if the claim succeeded. The file is removed with the claim.
+    Yield True if the claim succeeded. It is a name in the network namespace, which is where ports are too: it holds for
+    all users and all folders for temporary files, and ends with this process.
     """
-    path = Path(tempfile.gettempdir()) / f"stemma-{os.getuid()}-port-{port}.lock"
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    is_ours = False
-    try:
-        with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A file that its holder removed since it was opened excludes no other process.
-            is_ours = os.path.samestat(os.fstat(descriptor), os.lstat(path))
-        yield is_ours
-    finally:
-        if is_ours:
-            path.unlink(missing_ok=True)
-        os.close(descriptor)
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0stemma-port-{port}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            yield False
+        else:
+            yield True

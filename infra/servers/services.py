@@ -17,6 +17,7 @@ from typing import Literal
 import psutil
 
 from infra.errors import ConfigError, Problem, StageError, stage_error
+from infra.process.held_folder import IMPORTS, WORKER, remove_left
 from infra.process.lifetime import end_group, group_alive, signal_group, start_ticks, started_at, this_boot
 from infra.process.tail import last_lines
 from infra.project import PROJECT
@@ -97,7 +98,9 @@ def down(root: Path | str, *, say: Say = lambda line: None) -> list[Service]:
         services = list(recorded(root).values())
         ended = _end(root, services, say)
         record(root, ())
-        return ended
+    for name in (WORKER, IMPORTS):  # those that are killed leave their folders
+        remove_left(name)
+    return ended
 
 
 def services(root: Path | str) -> list[Service]:
@@ -210,7 +213,8 @@ class _Starter:
         while waiting:
             for name, spec in list(waiting.items()):
                 service = self.known[name]
-                if spec.answers(service):
+                # Another program may answer at the address of one that has ended.
+                if service.alive and spec.answers(service):
                     self.say(f"{TITLES[name]} answers after {time.monotonic() - begin:.1f} s  {spec.url}".rstrip())
                     del waiting[name]
                 elif not service.alive or time.monotonic() - begin > START_TIMEOUT_S:

@@ -28,7 +28,7 @@ from training.data.remote_shards import (
     noted_failure,
     read_ahead,
 )
-from training.data.shard_index import Split, damaged_sequence
+from training.data.shard_index import Split, damaged_sequence, read_meta
 from training.model.documents import Starts
 
 _COLUMN = "tokens"
@@ -78,6 +78,8 @@ class PackedShards(StreamingDataset):
         # An artifact is never written to.
         options: dict[str, Any] = {"local": str(split.folder)}
         self._folder = split.folder
+        is_whole = (split.folder.parent / "meta.json").exists()
+        self._vocab_size = int(read_meta(split.folder.parent)["vocab_size"]) if is_whole else None
         self._cache: Path | None = None
         if split.location:
             # A training's cache is apart from that of what is read in order, which may be open at the same time.
@@ -141,6 +143,8 @@ class PackedShards(StreamingDataset):
             item = super().get_item(sample_id, retry)
         except (ValueError, LookupError, TypeError):  # of damaged offsets and shapes of arrays
             raise note_failure(self._notes, damaged_sequence(self._folder, sample_id)) from None
+        if self._vocab_size and item[_COLUMN].max(initial=0) >= self._vocab_size:
+            raise note_failure(self._notes, damaged_sequence(self._folder, sample_id))
         return item
 
     def __getitem__(self, at: Any) -> Any:

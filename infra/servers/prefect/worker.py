@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from infra.process.held_folder import WORKER, held_folder
 from infra.servers.http import answers, misdirected
 from infra.servers.prefect.run_ends import recorded_end
 from infra.store.layout import Layout
@@ -40,7 +42,10 @@ def main(pool: str, root: str) -> None:
     worker: Any = prefect.workers.process.ProcessWorker
     worker._propose_crashed_state = unless_retried(worker._propose_crashed_state)
     sys.argv = ["prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", os.uname().nodename]
-    prefect.cli.app()
+    # Prefect leaves folders among the temporary files.
+    with held_folder(WORKER) as folder:
+        tempfile.tempdir = str(folder)
+        prefect.cli.app()
 
 
 def unless_ended(propose_cancelled: Callable[..., Awaitable[bool]]) -> Callable[..., Awaitable[bool]]:

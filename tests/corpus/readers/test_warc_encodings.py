@@ -72,6 +72,24 @@ def test_pages_in_every_coding_are_read(build, write, headers, body):
     assert document.text.count("ferry") == 8 and "\r\n" not in document.text
 
 
+@pytest.mark.parametrize(
+    ("declared", "actual", "word"),
+    [
+        ("ISO-8859-1", "utf-8", "río"),
+        ("gb2312", "utf-8", "北方沼泽的地图和渡船"),
+        ("ISO-8859-1", "cp1252", "río"),
+        ("gb2312", "gb18030", "北方沼泽的地图和渡船"),
+        ("iso-2022-jp", "iso-2022-jp", "北の地図"),
+    ],
+)
+def test_a_page_of_utf8_is_read_as_such_whatever_it_declares(build, write, declared, actual, word):
+    head = f'<html><meta charset="{declared}">'.encode()
+    body = PAGE.replace(b"ferry", word.encode(actual), 1).replace(b"<html>", head)
+    path = write("a.warc", archive(("200 OK", [], body)))
+    [document] = read_documents(build(ingest, IngestConfig(read=[{"kind": "files", "paths": [path]}])))
+    assert word in document.text
+
+
 @pytest.mark.parametrize("is_converted", [False, True], ids=["written so", "converted"])
 def test_lines_that_end_with_lf_alone_lose_no_record(build, write, is_converted):
     """An archive that a program for text files converted has records shorter than their headers say."""

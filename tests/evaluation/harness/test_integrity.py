@@ -136,6 +136,18 @@ def _generated(doc: int, text: str, value: str) -> dict[str, Any]:
     return {"doc_id": doc, "resps": [[text]], "filtered_resps": [value], "filter": "number", "exact_match": 0.0}
 
 
+@pytest.mark.parametrize(("default", "unparsable"), [(None, 1), (-1, 1), (0, 0)])
+def test_answers_that_a_map_lacks_are_unparsable_unless_others_map_to_the_same(
+    default: int | None, unparsable: int
+) -> None:
+    step = {"function": "map", "mapping_dict": {"yes": 1, "no": 0}, "default_value": default}
+    results = {
+        "configs": {"quiz": {"filter_list": [{"name": "number", "filter": [step]}]}},
+        "samples": {"quiz": [_generated(0, "yes", 1), _generated(1, "perhaps", default)]},
+    }
+    assert answer_counts(results, "quiz", "number")["unparsable"] == unparsable
+
+
 def test_counts_of_a_group_are_those_of_its_tasks() -> None:
     filters = [{"name": "number", "filter": [{"function": "regex", "fallback": "?"}, {"function": "take_first"}]}]
     task = {"filter_list": filters, "output_type": "generate_until"}

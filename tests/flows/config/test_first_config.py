@@ -20,6 +20,7 @@ from datasets import Dataset, DatasetDict
 from cli.commands import stemma
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.recognition.first_records import first_record_problems
+from corpus.recognition.forms import Wish
 from flows.planning.first_config import fit, look
 from infra.errors import ConfigError
 
@@ -224,6 +225,12 @@ def test_a_folder_is_recognised(made: Callable[[Path], Path], documents: int, no
         assert look(str(folder))[0][0].documents == documents
 
 
+@pytest.mark.parametrize("start", ["<3 the warden. ", "<s>", "<https://a.example> "])
+def test_a_text_that_begins_with_an_angle_bracket_is_no_page(start: str, tmp_path: Path) -> None:
+    [[source], _] = look(lines(tmp_path / "a.jsonl", [{"text": start + PROSE}] * 3))
+    assert "content" not in source.source
+
+
 def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
     lines(tmp_path / "data" / "chats.jsonl", rows_of(INSTRUCTIONS["openai"][0]))
     (tmp_path / "data" / "book.txt").write_text(PROSE)
@@ -297,11 +304,29 @@ def test_one_record_with_lists_is_a_record(tmp_path: Path) -> None:
     assert group.kind == "instructions"
 
 
-def test_a_file_of_another_form_among_others_is_named(tmp_path: Path) -> None:
-    lines(tmp_path / "data" / "a.jsonl", [{"text": PROSE}] * 3)
+def test_files_of_several_forms_in_a_folder_become_a_source_of_each_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "data" / "a.jsonl", [{"text": PROSE}] * 40)
     other = lines(tmp_path / "data" / "b.jsonl", [{"content": PROSE}])
+    lines(tmp_path / "data" / "c.jsonl", [{"text": PROSE, "id": 1}])
+    lines(tmp_path / "data" / "pairs.jsonl", rows_of({"instruction": "Why?", "response": "So."}))
+    lines(tmp_path / "data" / "votes.jsonl", rows_of({"prompt": "Why?", "chosen": "So it is.", "rejected": "No."}))
+    sources, _ = look(str(tmp_path / "data"))
+    assert [(source.kind, source.files) for source in sources] == [
+        ("documents", 2),
+        ("documents", 1),
+        ("instructions", 1),
+        ("preferences", 1),
+    ]
+    done = CliRunner().invoke(stemma, ["init", "data"])
+    assert done.exit_code == 0, done.output
+    config = yaml.safe_load(Path("pipeline.yaml").read_text())
+    assert [source["name"] for source in config["ingest"]["read"]] == ["data", "data-b"]
+    assert {"instructions", "preferences", "sft", "rlhf"} <= set(config)
     with pytest.raises(ConfigError, match="expected files of one form") as raised:
-        look(str(tmp_path / "data"))
+        look(str(tmp_path / "data"), Wish(text_field="text"))
     assert raised.value.problems[0].path == other
 
 

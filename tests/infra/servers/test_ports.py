@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -36,12 +37,12 @@ def test_without_a_wish_the_next_free_port_is_taken(taken: int) -> None:
         assert holder(taken).startswith(f"pid {os.getpid()}")
 
 
-def test_two_that_start_together_get_two_ports_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_two_that_start_together_get_two_ports_whatever_their_temporary_folders(tmp_path: Path) -> None:
     start = any_free_port()
+    program = f"from infra.servers.ports import *\nwith reserved_port({start}) as port: print(port)"
     with reserved_port(start) as first, reserved_port(start) as second:
-        assert first != second
-        assert len(list(tmp_path.iterdir())) == 2
+        other = subprocess.run(
+            [sys.executable, "-c", program], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, check=True
+        )
+        assert len({first, second, int(other.stdout)}) == 3
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,13 @@ from infra.servers.specs import NAMES, TITLES
 pytestmark = pytest.mark.cluster
 
 
-def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, eventually) -> None:
+def test_up_starts_each_service_once_and_down_ends_what_up_started(
+    root: Path, eventually, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MLflow cannot start at first: `up` reports why, and leaves the others, which are not started again."""
+    temporary = tmp_path_factory.mktemp("t")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     ports = {"prefect_port": any_free_port(), "mlflow_port": any_free_port()}
     database = root / "mlflow" / "mlflow.db"
     database.mkdir(parents=True)
@@ -85,6 +91,7 @@ def test_up_starts_each_service_once_and_down_ends_what_up_started(root: Path, e
 
     assert down(root) == again
     assert not any(service.alive for service in again)
+    assert not list(temporary.iterdir())
     assert services(root) == []
     assert state.prefect_api_url(root) is None
     assert down(root) == []

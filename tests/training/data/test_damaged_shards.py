@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infra.errors import StageError
@@ -31,6 +32,14 @@ def overwrite(path: Path, at: int, content: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(content)
+
+
+def overwrite_ends(path: Path, content: bytes) -> None:
+    """Overwrite the end of each sequence: an MDS file opens with their number and where each begins and the last
+    ends."""
+    count = int(np.fromfile(path, np.uint32, 1)[0])
+    for end in np.fromfile(path, np.uint32, count + 2)[2:].tolist():
+        overwrite(path, end - len(content), content)
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -73,6 +82,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged sequences": (
         lambda f: overwrite(shard_of(f), 4_000, b"\xff" * 6_000),
         r"shards/train: sequence [\d,]+ cannot be read",
+    ),
+    "tokens that the vocabulary lacks": (
+        lambda f: overwrite_ends(shard_of(f), b"\xff\x7f"),
+        r"sequence [\d,]+ cannot be read",
     ),
     "cut meta": (lambda f: (f / "meta.json").write_text('{"vocab'), r"meta\.json: not JSON"),
     "meta without a length": (

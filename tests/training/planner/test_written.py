@@ -75,14 +75,17 @@ def test_the_page_has_curves_and_sliders() -> None:
 
 def test_a_small_plan_has_no_loss_of_a_law_that_does_not_hold_and_sliders_that_begin_at_its_own_size() -> None:
     wanted = request(preset="qwen3-4m", tokens=8e5, gpus=1)
-    found = plan(wanted)
-    assert found["loss"] is None and not any("nats per token" in reason for reason in found["verdict"]["because"])
-    figures = {name: (value, range_) for name, value, range_ in rows(found)}
+    document = plan(wanted)
+    assert document["loss"] is None and not any("nats per token" in reason for reason in document["verdict"]["because"])
+    figures = {name: (value, range_) for name, value, range_ in rows(document)}
     assert "loss" not in figures and figures["time"] == ("under 1 s", "under 1 s")
     assert figures["memory per device"][0].startswith("needs ") and " MB, has " in figures["memory per device"][0]
     assert figures["checkpoint"][0] == "at the end: failures are too rare for more"
-    page = planning_page(found, curves(wanted, found))
-    assert f'value="{math.log10(found["tokens"]):.9f}"' in page and f'min="{math.log10(found["tokens"]):.9f}"' in page
+    page = planning_page(document, curves(wanted, document))
+    assert (
+        f'value="{math.log10(document["tokens"]):.9f}"' in page
+        and f'min="{math.log10(document["tokens"]):.9f}"' in page
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
@@ -95,18 +98,18 @@ def test_a_small_plan_has_no_loss_of_a_law_that_does_not_hold_and_sliders_that_b
 )
 def test_sliders_compute_what_the_plan_does(wishes: dict, tmp_path: Path) -> None:
     wanted = request(**wishes)
-    found = plan(wanted)
-    (tmp_path / "plan.html").write_text(planning_page(found, curves(wanted, found)), encoding="utf8")
+    document = plan(wanted)
+    (tmp_path / "plan.html").write_text(planning_page(document, curves(wanted, document)), encoding="utf8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.goto((tmp_path / "plan.html").as_uri())
-        assert page.inner_text("#plan-time") == f"{found['hours']:.1f} h"
-        assert page.inner_text("#plan-cost") == f"{found['cost_usd']:,.0f} USD"
-        assert page.inner_text("#plan-loss") == f"{found['loss']:.3f} nats per token"
+        assert page.inner_text("#plan-time") == f"{document['hours']:.1f} h"
+        assert page.inner_text("#plan-cost") == f"{document['cost_usd']:,.0f} USD"
+        assert page.inner_text("#plan-loss") == f"{document['loss']:.3f} nats per token"
         twice = "slider => { slider.value = Math.log10(32); slider.dispatchEvent(new Event('input', {bubbles: true})) }"
         page.eval_on_selector("input[name=gpus]", twice)
-        assert page.inner_text("#plan-time") == f"{found['hours'] / 2:.1f} h"
+        assert page.inner_text("#plan-time") == f"{document['hours'] / 2:.1f} h"
         page.set_viewport_size({"width": 400, "height": 800})
         for said in page.locator("output").all():
             assert said.evaluate("one => one.getBoundingClientRect().left + one.scrollWidth") <= 400
