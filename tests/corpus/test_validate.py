@@ -267,7 +267,7 @@ def test_expectations_of_one_sentence_have_each_an_outcome_of_its_own(documents_
     ("content", "words"),
     [
         ("expectations: [{type: expect_the_unexpected, kwargs: {}}]", "Great Expectations has no such expectation"),
-        ("expectations: [{type: expect_column_values_to_not_be_null, kwargs: {}}]", "refuses its arguments"),
+        ("expectations: [{type: expect_column_values_to_not_be_null, kwargs: {}}]", "rejects its arguments"),
         ("name: nothing", "expected a mapping with name and a list of expectations"),
         ("expectations: [{type: a, kwargs: {column: $there}}]", "names of existing limits: KeyError('there')"),
     ],

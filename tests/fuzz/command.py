@@ -79,7 +79,7 @@ def call(words: Sequence[str], folder: Path) -> dict[str, Any]:
         sys.argv = arguments
     stdout, stderr = out.getvalue(), err.getvalue()
     # With --debug each refusal has a traceback.
-    if "(--debug shows where)" in stderr or ("Traceback (most recent" in stderr and "--debug" not in words):
+    if "(--debug prints the traceback)" in stderr or ("Traceback (most recent" in stderr and "--debug" not in words):
         raise Violation(f"{_end_of(stderr)}: {stderr[-3_000:]}")
     if code not in (0, 1, 2, 3, 130):
         raise Violation(f"exit code {code!r}")

@@ -91,7 +91,7 @@ def test_a_scorer_that_fails_at_a_text_is_named_with_it(model_dir: Path, tmp_pat
     assert scorer(["a", "b", "", "c"]).shape == (4,)
     with pytest.raises(StageError, match=r"classifier \(toxic\): it failed at text 3 of 4 \(IndexError") as error:
         scorer(["a", "b", "Return the number", "c"])
-    assert error.value.problems[0].code == "scorer_failed" and "goes on from there" in error.value.problems[0].fix
+    assert error.value.problems[0].code == "scorer_failed" and "run again to continue" in error.value.problems[0].fix
 
 
 @pytest.mark.parametrize("texts", [[""], ["", "bad", ""], []])

@@ -283,7 +283,7 @@ def test_the_pipelines_seed_reaches_every_stage_that_draws_and_sets_none() -> No
     [
         (["run", "nowhere.yaml"], "no such file"),
         (["run", "CONFIG", "--only", "tokeniser"], "did you mean tokenizer?"),
-        (["run", "CONFIG", "--set", "clean.min_characters"], "--set wants KEY=VALUE"),
+        (["run", "CONFIG", "--set", "clean.min_characters"], "--set expects KEY=VALUE"),
         (["run", "CONFIG", "--set", "name.first=x"], "the value there has no key first"),
         (["run"], "Missing argument 'CONFIG'"),
         (["lineage", "nothing/0000"], "nothing"),

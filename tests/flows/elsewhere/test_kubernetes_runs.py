@@ -161,7 +161,7 @@ def test_a_pool_that_would_start_other_jobs_is_refused(pipeline: Callable[..., P
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=f"{own}-process", type="process"))
         client.create_work_pool(WorkPoolCreate(name=own, type="kubernetes", base_job_template=OTHER_TEMPLATE))
-    for pool, said in ((f"{own}-process", "the type process"), (own, "a separate Job"), ("stemma", "Stemma's own")):
+    for pool, said in ((f"{own}-process", "the type process"), (own, "its own Job"), ("stemma", "Stemma's own")):
         with pytest.raises(ConfigError) as caught:
             deploy_pipeline(pipeline(f"refused-{own}", pool), tmp_path, "x.yaml")
         [problem] = caught.value.problems

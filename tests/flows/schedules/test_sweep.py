@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_before_anything_is_spent(config: Path, tmp_path: 
     assert len(problems(config, f"{RATE}=-1,0,1e-3")) == 2
     assert "it sets where to run" in problems(config, "launch.threads=1,2", f"{RATE}=1e-3,2e-3")[0]
     assert "no stage changes" in problems(config, "pretrain.checkpoint_every=3 batches,4 batches")[0]
-    assert "pretrain alone" in problems(config, f"{RATE}=1e-3,2e-3", measure="tokenizer.vocab_size")[0]
+    assert "only changes pretrain" in problems(config, f"{RATE}=1e-3,2e-3", measure="tokenizer.vocab_size")[0]
     assert "expected the number of settings" in problems(config, f"{RATE}=1e-4..1e-2")[0]
     assert "at least two" in problems(config, ablations={"fast": {RATE: 1e-2}})[0]
     assert "has no effect" in problems(config, ablations={"a": {"launch.threads": 2}}, seeds=2)[0]

@@ -271,7 +271,7 @@ def test_prompts_longer_than_the_context_are_shortened_and_reported(
     result = preference_tuning(config, given, tmp_path / "out", run)
     assert result.figures["win_rate"] == 1.0 and result.figures["pairs_dropped"] == 0
     assert result.figures["prompts_cut"] == len((long / "train.jsonl").read_text().splitlines())
-    assert any("lost their beginning" in event and "128 tokens" in event for event in journal.events())
+    assert any("truncated at the beginning" in event and "128 tokens" in event for event in journal.events())
     samples = (tmp_path / "out" / "aux" / "samples.jsonl").read_text().splitlines()
     assert len(samples) == 4 and all(isinstance(text, str) for text in json.loads(samples[0])["answers"].values())
 

@@ -135,7 +135,7 @@ def test_sft_learns_dialogues_in_rows_or_packed(
     result = sft(config, {"model": old, "instructions": dialogues}, tmp_path / "out", run)
     figures = result.figures
     assert figures["heldout_loss_sft"] < 0.8 * figures["heldout_loss_base"]
-    assert figures["prompts_cut"] > 0 and any("lost their beginning" in said for said in journal.events())
+    assert figures["prompts_cut"] > 0 and any("truncated at the beginning" in said for said in journal.events())
     exported = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert exported.chat_template == CHAT_TEMPLATE
     assert exported.apply_chat_template([SYSTEM, {"role": "user", "content": "Why?"}], tokenize=False).startswith(
