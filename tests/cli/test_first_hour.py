@@ -231,7 +231,7 @@ def test_init_says_all_that_it_cannot_read_and_writes_nothing(tmp_path: Path, mo
     (tmp_path / "empty").mkdir()
     found = typed("init", "empty", "gone.txt")
     assert found.exit_code == 2 and len(found.stderr.splitlines()) == 2
-    assert "empty: expected files" in found.stderr and "gone.txt" in found.stderr
+    assert "empty: expected non-empty files" in found.stderr and "gone.txt" in found.stderr
     assert not (tmp_path / "pipeline.yaml").exists()
 
 
