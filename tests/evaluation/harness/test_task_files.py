@@ -153,11 +153,13 @@ def test_a_template_that_fails_is_named_with_its_item(
     assert raised.value.problems[0].code == "bad_task"
 
 
+@pytest.mark.parametrize("is_column", [False, True], ids=["template", "column"])
 @pytest.mark.parametrize("key", ["question", "answer"])
-def test_a_null_is_neither_asked_nor_expected_as_the_word_none(key: str, tmp_path: Path) -> None:
+def test_a_null_is_neither_asked_nor_expected_as_the_word_none(key: str, is_column: bool, tmp_path: Path) -> None:
     row = {"question": "Which?", "answer": "This.", key: None}
     lines(tmp_path / "rows.jsonl", [{**row, key: "None"}, row])
-    template = TASK.format(text='"{{question}}"', choice="", target='"{{answer}}"')
+    fields = ("question", "answer") if is_column else ('"{{question}}"', '"{{answer}}"')
+    template = TASK.format(text=fields[0], choice="", target=fields[1])
     generated = template.replace("doc_to_choice: \n", "").replace("multiple_choice", "generate_until")
     (tmp_path / "mine.yaml").write_text(generated.replace("acc", "exact_match"))
     task = BenchmarkTask(name="mine", kind="lm_eval", path=str(tmp_path / "mine.yaml"))
