@@ -143,7 +143,7 @@ _FORMS = (
     _form(":", r"\b\d{8,10}:[\w-]{35}(?![\w-])", "a Telegram token"),
     _form(
         "accountkey= sharedaccesskey=",
-        r"(?i:\b(?:account|sharedaccess)key)=([A-Za-z0-9+/]{20,}={0,2})",
+        r"(?i:\b(?:account|sharedaccess)key)=([A-Za-z0-9+/=]{20,})",
         "a key of Azure",
     ),
     _form(
