@@ -53,6 +53,7 @@ FOUND = {
         'password = "{tR4x9_kLq2Vz}"',
         "API_KEY: {9f86d081884c7d659a2feaa0c55ad015}",
         "token={ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8}",
+        *(f"a line with {{gh{kind}_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8} in it" for kind in "pousr"),
         "{-----BEGIN RSA PRIVATE KEY-----\nMIIBOgIBAAJBAKj34GkxFhD90vcN\n-----END RSA PRIVATE KEY-----}",
     ],
 }  # fmt: skip

@@ -28,7 +28,8 @@ def read_of(folder: Path | str, **keys: str) -> list[str]:
     [
         "_SUCCESS", ".part-0.crc", ".DS_Store", "._a.jsonl", "a.jsonl~", ".a.jsonl.swp", "Thumbs.db", ".gitattributes",
         ".cache/huggingface/download/a.jsonl.metadata", "__MACOSX/a.jsonl", "README.md", "b.jsonl.incomplete",
-        "__pycache__/a.pyc", "@eaDir/a.jsonl", "$RECYCLE.BIN/a.jsonl", "~$letter.docx", "a.jsonl.bak", "a.jsonl.lock",
+        "__pycache__/a.pyc", "__pycache__/a.jsonl", "b.jsonl.partial", "@eaDir/a.jsonl", "$RECYCLE.BIN/a.jsonl",
+        "~$letter.docx", "a.jsonl.bak", "a.jsonl.lock",
         "LICENSE", "NOTICE.txt", "CITATION.cff", "dataset_infos.json", "SHA256SUMS", "a.jsonl.md5",
     ],
 )  # fmt: skip

@@ -157,6 +157,8 @@ def test_bytes_without_control_characters_are_no_text_either(encoding):
     high = bytes(generator.randrange(0xA0, 0x100) for _ in range(2_000)).decode(encoding, "replace")
     letters = b" ".join(bytes(generator.choices(range(0xC0, 0x100), k=6)) for _ in range(300)).decode(encoding)
     assert no_text(letters) and (no_text(high) or encoding == "cp1251")
+    signs = bytes(generator.choices(range(0xA1, 0xC0), k=500)).decode("latin-1").replace("\xad", "")
+    assert "signs of Latin-1" in no_text(signs)
 
 
 @pytest.mark.parametrize("script", ["block", "hangul", "gb2312", "big5", "euc_jp", "euc_kr"])
@@ -192,6 +194,7 @@ def test_a_few_binary_bytes_in_a_long_text_are_found():
         "N\bNA\bAM\bME\bE",
         "naïve café, ожидание, 尽管说明, 🎉👩‍👩‍👧, \u200e\u00adsoft",
         "A text with one bad \x01 character, as they are. " * 3,
+        PROSE[:1000] + "".join(map(chr, range(0x4E00, 0x9FA0, 97))),
         # Family names, the Thousand Character Classic, the Analects, a rhapsody of rare fish and stones, a menu.
         "赵钱孙李周吴郑王冯陈褚卫蒋沈韩杨朱秦尤许何吕施张孔曹严华金魏陶姜戚谢邹喻柏水窦章云苏潘葛奚范彭郎鲁韦昌马苗凤花方俞任袁柳酆鲍史唐费廉岑薛雷贺倪汤滕殷罗"
         "毕郝邬安常乐于时傅皮卞齐康伍余元卜顾孟平黄和穆萧尹姚邵湛汪祁毛禹狄米贝明臧计伏成戴谈宋茅庞熊纪舒屈项祝董梁",
