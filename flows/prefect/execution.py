@@ -252,7 +252,7 @@ class PipelineRun:
 
     def running(self, name: str) -> None:
         self.journal.row(JournalRow(name, "running"))
-        ensure_relay(self.store.root)  # another one, if it was killed
+        self._keep_relay()
 
     def message(self, name: str, message: Mapping[str, Any]) -> None:
         self.journal.message(name, message)
@@ -349,7 +349,7 @@ class PipelineRun:
         outcome: messages.Status = {"done": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED")  # type: ignore[assignment]
         error = "; ".join(map(str, problems))
         self.context.tell(self._finished(outcome, error))
-        ensure_relay(self.store.root)
+        self._keep_relay()
         document = {
             "status": status,
             "errors": [problem.as_json() for problem in problems],
@@ -384,6 +384,11 @@ class PipelineRun:
         self.page.queue.close()
         end = end_of(document)
         return State(type=StateType[end.type], message=end.message)
+
+    def _keep_relay(self) -> None:
+        """Start another relay if it was killed; a disk that is full for that ends no run."""
+        with suppress(OSError):
+            ensure_relay(self.store.root)
 
     def _end_later(self, document: Mapping[str, Any]) -> None:
         """Try to write the run's end again: the command that follows it runs in another process, and reads it there."""

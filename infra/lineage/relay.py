@@ -258,22 +258,26 @@ def ensure_relay(root: Path | str) -> None:
     if os.environ.get(RELAY) == "off":
         return
     root = Path(root).absolute()
-    register(root)
-    if relay_pid(root) is not None:
-        return
-    with open(lineage_folder(root) / "relay.log", "ab") as output:
-        _children.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "infra.lineage.relay", str(root), "--until-empty"],
-                cwd=root,
-                env=server_environ({}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+    with _starting:
+        register(root)
+        if relay_pid(root) is not None:
+            return
+        with open(lineage_folder(root) / "relay.log", "ab") as output:
+            _children.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "infra.lineage.relay", str(root), "--until-empty"],
+                    cwd=root,
+                    env=server_environ({}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             )
-        )
 
+
+_starting = threading.Lock()
+"""Held by the thread that registers this process or starts a relay."""
 
 # Kept so that a process that lives on reaps the ones that end.
 _children: list[subprocess.Popen[bytes]] = []

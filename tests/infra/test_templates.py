@@ -28,8 +28,8 @@ BOMBS = {
     "a power": ("{{ 7 ** (9 ** 9) }}", "processor time"),
     "loops in loops": (LOOPS, "processor time"),
     "calls": (DOUBLE, "processor time"),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "itself|memory|too deep"),
-    "nested": ("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "too many nested|itself|too deep"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses|memory|too deep"),
+    "nested": ("{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}", "too many nested|recurses|too deep"),
 }
 
 

@@ -121,7 +121,7 @@ def test_faults_of_machines_are_tried_again_up_to_launch_retries(run: Run, data_
     answer = faulty(run, data_pipeline, faults, "--set", "launch.retries=2")
     assert answer.code == 0, answer.document["errors"]
     assert answer.with_status("built") == {"tokenizer"}
-    for told in ("uncorrectable ECC", "(1 of 2 tries more)", "out of memory", "(2 of 2 tries more)"):
+    for told in ("uncorrectable ECC", "(retry 1 of 2)", "out of memory", "(retry 2 of 2)"):
         assert told in answer.stderr
     told = (Path(answer.rows()["tokenizer"]["path"]) / "aux" / "events.jsonl").read_text()
     first, second = (one["message"] for one in map(json.loads, told.splitlines()) if one["name"] == "failed")

@@ -306,7 +306,7 @@ def test_some_documents_are_chosen_by_source_and_id(tmp_path: Path) -> None:
         result = built({**at(url), "max_documents": 7}, documents, tmp_path / "out")
         with pytest.raises(StageError, match="did you mean books"):
             built({**at(url), "from_sources": ["book"]}, documents, tmp_path / "wrong")
-        with pytest.raises(StageError, match="a source of the name books already"):
+        with pytest.raises(StageError, match="already have a source named books"):
             built({**at(url), "name": "books"}, documents, tmp_path / "taken")
     least = sorted(one.id for one in read_documents(documents))[:7]
     origins = [json.loads(one.metadata).get("generated", {}).get("from") for one in read_documents(tmp_path / "out")]

@@ -162,7 +162,7 @@ def test_all_streams_of_a_compressed_file_are_read_and_a_damaged_one_is_told_of(
     out = build(ingest, config(write("a.jsonl", whole)))
     assert [document.text for document in read_documents(out)] == GOOD[:2]
     for number, damaged in enumerate((compress(first) + b"?" + compress(last)[1:], whole + b"behind")):
-        with pytest.raises(StageError, match="not a whole"):
+        with pytest.raises(StageError, match="not a complete"):
             build(ingest, config(write(f"{number}.jsonl", damaged)))
 
 

@@ -37,7 +37,7 @@ def test_gzip_may_be_padded_with_zeros(zeros: int, tmp_path: Path) -> None:
     path.write_bytes(members + bytes(zeros))
     assert read(path) == ["one", "two"]
     path.write_bytes(members + bytes(zeros) + b"junk")
-    with pytest.raises(StageError, match="not a whole gzip file"):
+    with pytest.raises(StageError, match="not a complete gzip file"):
         read(path)
 
 

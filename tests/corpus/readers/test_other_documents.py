@@ -236,7 +236,7 @@ def test_a_small_archive_cannot_fill_the_memory(tmp_path: Path) -> None:
     entities = '<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]><w:document>&c;</w:document>'
     assert "document type" in rejected(packed(tmp_path / "b.docx", {"word/document.xml": entities}))
     (tmp_path / "c.epub").write_bytes(b"PK\x03\x04 cut")
-    with pytest.raises(StageError, match="not a whole EPUB"):
+    with pytest.raises(StageError, match="not a complete EPUB"):
         texts(tmp_path / "c.epub")
 
 

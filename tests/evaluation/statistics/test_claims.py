@@ -49,7 +49,7 @@ def test_ppos_claim_says_when_the_interval_includes_zero(
 ) -> None:
     gain = {"reward_gain": (low + high) / 2, "reward_gain_low": low, "reward_gain_high": high}
     found = claims_with(tmp_path, "rlhf", **gain)["rlhf"]
-    assert found[0] == state and said in found[1] and "KL divergence" in found[1]
+    assert found[0] == state and said in found[1] and "KL from the SFT model" in found[1]
     assert "between answers of equal length the change is +0.41 (0.12 to 0.70)" in found[1]
 
 

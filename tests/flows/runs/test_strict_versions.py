@@ -25,7 +25,7 @@ from tests.support.programs.command import Answer
 
 Run = Callable[..., Answer]
 HERE = metadata.version("tokenizers")
-TOLD = f"tokenizers 0.0.1 made it, tokenizers {HERE} is here"
+TOLD = f"it was built with tokenizers 0.0.1, but tokenizers {HERE} is installed"
 
 
 def test_what_other_versions_made_is_reused_told_and_built_again_on_demand(run: Run, data_pipeline: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_scheduler_says_which_node_this_is(environment: dict[str, str]) -> Non
 
 @pytest.mark.parametrize("environment", [{}, {"NODE_RANK": "1"}, {"NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"}])
 def test_several_nodes_without_a_scheduler_are_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(StageError, match="which of 2 nodes"):
+    with pytest.raises(StageError, match="identify this node among 2"):
         ClusterNode.of(LaunchConfig(nodes=2), environment)
 
 

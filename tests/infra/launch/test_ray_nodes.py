@@ -52,7 +52,10 @@ def test_a_cluster_must_be_named(address: str | None) -> None:
 def test_a_cluster_that_does_not_answer_is_told_by_its_address(tmp_path: Path) -> None:
     address = f"127.0.0.1:{any_free_port()}"
     out, err = on_cluster(tmp_path, 1, cluster="ray", ray=address).communicate(timeout=200)
-    assert out.startswith(f"scheduler_unreachable: launch.ray: the Ray cluster at {address} did not take"), (out, err)
+    assert out.startswith(f"scheduler_unreachable: launch.ray: the Ray cluster at {address} rejected the job"), (
+        out,
+        err,
+    )
 
 
 @pytest.mark.cluster

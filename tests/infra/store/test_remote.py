@@ -263,7 +263,7 @@ def test_promotions_are_those_of_all_machines(host: Host) -> None:
     first.promote("demo", one, None)
     assert second.promoted("demo") == one
     second.promote("demo", two, one)
-    with pytest.raises(StageError, match="meanwhile"):
+    with pytest.raises(StageError, match="in the meantime"):
         first.promote("demo", one, one)
     assert first.rollback("demo") == (one, two)
     there = read_object(f"{URL}/{FILE}")

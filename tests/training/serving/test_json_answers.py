@@ -144,7 +144,7 @@ def test_what_is_no_json_object_is_not(text: str) -> None:
         ({"type": "text"}, "object, array"),
         ({"type": "array", "minItems": 3, "maxItems": 2}, "maxItems"),
         ({"required": ["a"], "additionalProperties": False}, "a is not among"),
-        ({"items": 3}, "items: a schema"),
+        ({"items": 3}, "items: expected a schema"),
         ({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "only refers to itself"),
     ],
 )  # fmt: skip
