@@ -260,27 +260,26 @@ def ensure_relay(root: Path | str) -> None:
     root = Path(root).absolute()
     with _starting:
         register(root)
-        if relay_pid(root) is not None:
+        starting = _children.get(root)
+        if relay_pid(root) is not None or (starting is not None and starting.poll() is None):
             return
         with open(lineage_folder(root) / "relay.log", "ab") as output:
-            _children.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "infra.lineage.relay", str(root), "--until-empty"],
-                    cwd=root,
-                    env=server_environ({}),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            _children[root] = subprocess.Popen(
+                [sys.executable, "-m", "infra.lineage.relay", str(root), "--until-empty"],
+                cwd=root,
+                env=server_environ({}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
 
 _starting = threading.Lock()
 """Held by the thread that registers this process or starts a relay."""
 
-# Kept so that a process that lives on reaps the ones that end.
-_children: list[subprocess.Popen[bytes]] = []
+_children: dict[Path, subprocess.Popen[bytes]] = {}
+"""The last relay of each store that this process has started: it may not hold the lock yet."""
 
 
 def main() -> None:

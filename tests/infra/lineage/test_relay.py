@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,13 @@ def test_a_relay_of_its_own_comes_and_goes_with_those_who_need_it(root, eventual
     assert sender.returncode == -signal.SIGKILL
     eventually(lambda: relay_pid(root) is None, "it goes")
     assert run_statuses(root) == {"p": ["FINISHED"], "k": ["KILLED"], "t": ["KILLED"]}
+
+
+def test_threads_that_need_a_relay_at_once_share_one(root: Path, eventually) -> None:
+    """They took each other's file while it had no name yet, which ended a stage."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ensure_relay, [root] * 200))
+    eventually(lambda: relay_pid(root), "a relay starts")
 
 
 @pytest.fixture(autouse=True)
