@@ -158,11 +158,21 @@ def test_a_relay_of_its_own_comes_and_goes_with_those_who_need_it(root, eventual
     assert run_statuses(root) == {"p": ["FINISHED"], "k": ["KILLED"], "t": ["KILLED"]}
 
 
-def test_threads_that_need_a_relay_at_once_share_one(root: Path, eventually) -> None:
+def test_threads_that_need_a_relay_at_once_share_one(root: Path, eventually, monkeypatch: pytest.MonkeyPatch) -> None:
     """They took each other's file while it had no name yet, which ended a stage."""
+    starts: list[subprocess.Popen[bytes]] = []
+
+    class Counted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            starts.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ensure_relay, [root] * 200))
+    [started] = starts
     eventually(lambda: relay_pid(root), "a relay starts")
+    assert relay_pid(root) == started.pid and anyone_registered(root)
 
 
 @pytest.fixture(autouse=True)
