@@ -33,7 +33,7 @@ def cpu() -> Device:
     import psutil
 
     flops, kept = _probe(), Path("~/.cache/stemma/cpu.json")
-    key = f"{_model()}, {len(os.sched_getaffinity(0))} cores, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '')}"
+    key = f"{_model()}, {len(os.sched_getaffinity(0))} cores, {_threads()} threads"
     best: dict[str, float] = {}
     # Without a home, or with a damaged file, the result is only less accurate.
     with suppress(OSError, RuntimeError, ValueError, TypeError, AttributeError):
@@ -47,17 +47,18 @@ def cpu() -> Device:
 def _probe() -> float:
     """FLOP/s of a matrix product in fp32, the best within a tenth of a second.
 
-    On a busy machine a product waits for cores. The time that cores have worked on it is then the shorter one, and
-    counts: other work takes cores from this product, not from a training that has the machine to itself.
+    On a busy machine a product waits for cores. What counts is the time that this thread has worked on its share: other
+    work takes cores from this product, not from a training that has the machine to itself. The whole process's time
+    does not serve: for threads that run on other cores Linux gives it as of their last tick, milliseconds ago.
     """
     import numpy as np
 
     matrix = np.ones((_PROBE_SIZE, _PROBE_SIZE), np.float32)
-    best, stop, threads = float("inf"), time.perf_counter() + _PROBE_S, _threads()
-    while (began := time.perf_counter()) < stop:
-        worked = time.process_time()
+    best, stop = float("inf"), time.perf_counter() + _PROBE_S
+    while time.perf_counter() < stop:
+        began = time.thread_time()
         matrix @ matrix
-        best = min(best, time.perf_counter() - began, max(1e-9, (time.process_time() - worked) / threads))
+        best = min(best, max(1e-9, time.thread_time() - began))
     return 2 * _PROBE_SIZE**3 / best
 
 
