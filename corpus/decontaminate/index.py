@@ -203,8 +203,10 @@ class Batch:
 
     def add(self, number: int, item: Item) -> None:
         for is_part, texts in ((False, item.texts), (True, item.parts)):
-            for text in dict.fromkeys(form for raw in texts for form in forms_of(raw)):
-                self._texts.append((self._row(text), number, is_part))
+            forms: dict[str, None] = {}
+            for raw in texts:
+                forms |= dict.fromkeys(forms_of(raw))
+            self._texts += [(self._row(text), number, is_part) for text in forms]
         for part in item.parts:
             self._parts.append((self._row(part), number, item.task, part))
         for answer in item.answers:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from corpus.documents.quarantine import Rejected
 from corpus.pairs.dialogues import CHAT_ROLES, ToolExchange, Turn
 from corpus.readers.config import PairOptions, Verify
+from corpus.readers.contents import refuse_misnamed
 from corpus.readers.plan import format_of
 from corpus.readers.record import MISSING, Record, is_given, pick
 from corpus.readers.records import records_in
@@ -63,6 +64,10 @@ def records_of(
     """
     for file in by_name(files):
         is_first, kind = True, format_of(source, file)
+        if source.format == "auto":
+            # Any name that gives no other format is one of JSON Lines.
+            named = kind if kind in ("parquet", "arrow", "csv", "unread", "pdf") else "jsonl"
+            refuse_misnamed(file, named, source.encoding, key)
         for item in records_in(file, kind, source.encoding, key, source.header):
             if isinstance(item, Record):
                 item = replace(item, value=with_lists(item.value, kind))

@@ -49,7 +49,7 @@ FORMATS = {
 }
 
 
-BROKEN = {"corrupt_file", "binary_source", "unread_format", "wrong_encoding", "too_big"}
+BROKEN = {"misnamed_file", "corrupt_file", "binary_source", "unread_format", "wrong_encoding", "too_big"}
 """Faults of a whole file, which a source may choose to put aside."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from corpus.documents.quarantine import Rejected
 from corpus.readers.config import TextOptions
+from corpus.readers.contents import refuse_misnamed
 from corpus.readers.encodings import decode, mend, no_text
 from corpus.readers.formats.delimited import read_delimited
 from corpus.readers.formats.documents import DOCUMENT_FORMATS, read_document
@@ -50,7 +51,10 @@ def read_texts(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text 
 def _read(source: TextOptions, piece: FilePart, key: str) -> Iterator[Text | Rejected]:
     file, encoding, max_bytes = piece.file, source.encoding, int(source.max_document_mb * 1e6)
     fields = (source.text_field, *source.metadata_fields)
-    match format_of(source, file):
+    kind = format_of(source, file)
+    if source.format == "auto" and not (piece.span and piece.span.start):
+        refuse_misnamed(file, kind, encoding, key, source.text_field, source.content)
+    match kind:
         case "jsonl":
             # Escapes and other fields may make a line longer than its text.
             records = read_records(

@@ -18,6 +18,7 @@ from corpus.readers.config import (
     PreferenceOptions,
     TextOptions,
 )
+from corpus.readers.contents import content_format, refuse_misnamed
 from corpus.readers.plan import FilePart, format_of, suffix_of
 from corpus.readers.streams import refuse_binary
 from corpus.readers.unread import MAGIC_BYTES, UnreadFiles, by_unread_format, reads_pdf, suffix_by_magic
@@ -55,6 +56,10 @@ def first_record_problems(config: IngestConfig | InstructionsConfig | Preference
                     continue
                 excluded = {file for group in unread for file in group.files}
                 files = [file for file in files if file not in excluded]
+            if isinstance(source, TextOptions) and source.format == "auto" and source.broken_files == "stop":
+                for file in [file for file in files if isinstance(file, Path)][:SNIFFED]:
+                    kind = format_of(source, file)
+                    refuse_misnamed(file, kind, source.encoding, key, source.text_field, source.content)
             filled = next((file for file in files if size_of(file)), None)
             if filled is not None:
                 problems += _of_records(source, filled, key)
@@ -80,7 +85,8 @@ def unread_files(source: TextOptions | PairOptions, files: Iterable[Place]) -> l
                 try:
                     refuse_binary(stream, file, source.encoding)
                 except StageError:
-                    unread.append((file, suffix_by_magic(stream.peek(MAGIC_BYTES))))
+                    if not content_format(file, kind, source.encoding, ""):  # a table is refused with its format
+                        unread.append((file, suffix_by_magic(stream.peek(MAGIC_BYTES))))
     return by_unread_format(unread)
 
 

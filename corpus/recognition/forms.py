@@ -21,6 +21,7 @@ from corpus.pairs.files import CONVERSATIONS, Pair, turns_field, with_lists
 from corpus.pairs.rankings import answers_field, is_scored
 from corpus.preferences import pairs_of
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments
+from corpus.readers.contents import content_format
 from corpus.readers.hub import CARD, SPLITS, STATE, card_lists_files
 from corpus.readers.plan import COMPRESSION_SUFFIXES, named_format, suffix_of
 from corpus.readers.record import Record, Unreadable, field_names, has_numbered_columns, is_given, pick, text_fields
@@ -239,7 +240,8 @@ def _format(file: Place) -> str:
     if named in ("markdown", "tex"):  # one source together with texts: each file is read by its own name
         return "text"
     if named != "text":
-        return "" if named == "unread" else named
+        is_misnamed = named in RECORD_FORMATS and size_of(file) > 0
+        return "" if named == "unread" else (is_misnamed and content_format(file, named, "auto", "")) or named
     with opened(file) as stream:
         start = stream.peek(4096)[:4096]
         if (recognised := next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)) is not None:
@@ -248,6 +250,8 @@ def _format(file: Place) -> str:
             refuse_binary(stream, file, "auto")
         except StageError:
             return ""
+    if content := content_format(file, "text", "auto", "text"):
+        return content
     first_line = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
     try:
         return "jsonl" if isinstance(parse_json(first_line), dict) else "text"

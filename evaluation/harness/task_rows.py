@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus.documents.quarantine import Rejected
+from corpus.readers.contents import refuse_misnamed
 from corpus.readers.formats.json_lines import is_list
 from corpus.readers.hub import dataset_files
 from corpus.readers.plan import named_format
@@ -33,6 +34,8 @@ def task_rows(task: BenchmarkTask, path: Path | None = None) -> Iterator[tuple[s
     """
     for file in files_of(path or Path(str(task.path))):
         kind = named_format(file)
+        named = kind if kind in ("parquet", "arrow", "csv", "unread", "pdf") else "jsonl"
+        refuse_misnamed(file, named, "auto", "")
         if not (kind in ("parquet", "arrow", "csv") or is_list(file)):
             yield from _lines(file)
             continue

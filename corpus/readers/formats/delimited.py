@@ -123,7 +123,7 @@ def dialect_of(sample: str, name: str) -> Dialect:
     options = [option for option in options if not option.escape or f'{option.escape}"' in sample]
     best, best_score = options[0], (0.0, 0, 0)
     for option in options:
-        score = _agreement(sample, option)
+        score = agreement(sample, option)
         if score > best_score:
             best, best_score = option, score
     return best
@@ -145,7 +145,7 @@ def _first_row_is_data(sample: str, dialect: Dialect) -> bool:
     return first_row_is_data(rows)
 
 
-def _agreement(sample: str, dialect: Dialect) -> tuple[float, int, int]:
+def agreement(sample: str, dialect: Dialect) -> tuple[float, int, int]:
     """The share of rows with as many fields as the first, that number, and the number of such rows; a first row that is
     one field scores 0."""
     is_whole = len(sample.encode()) < SAMPLE_BYTES

@@ -312,7 +312,7 @@ def truncated(name: str, content: bytes, cut: int) -> tuple[str, bytes]:
     [
         (*truncated("a.jsonl.gz", gzip.compress(jsonl()), 40), ["a.jsonl.gz", "gzip", "download it again"]),
         (*truncated("a.jsonl.zst", zstandard.compress(jsonl()), 40), ["a.jsonl.zst", "zstd", "download it again"]),
-        (*truncated("a.txt.xz", lzma.compress(jsonl()), 40), ["a.txt.xz", "xz", "download it again"]),
+        (*truncated("a.jsonl.xz", lzma.compress(jsonl()), 40), ["a.jsonl.xz", "xz", "download it again"]),
         (*truncated("a.parquet", parquet(), 40), ["a.parquet", "Parquet"]),
         (*truncated("a.arrow", arrow(), 300), ["a.arrow", "Arrow"]),
         (*truncated("a.warc.gz", pages(), 400), ["a.warc.gz", "gzip"]),
