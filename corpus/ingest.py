@@ -53,7 +53,15 @@ def ingest(config: IngestConfig, inputs: Mapping[str, Path], out_dir: Path, run:
     left_out = note_left_out(config.read, "ingest", run)
     readings = _readings(config)
     sizes = [reading.megabytes for reading in readings]
-    read = map_partitions(run, STEP, partial(read_partition, config), readings, unit="MB of files", sizes=sizes)
+    unit, scale = ("MB", 1) if sum(sizes) >= 10 else ("kB", 1000)
+    read = map_partitions(
+        run,
+        STEP,
+        partial(read_partition, config),
+        readings,
+        unit=f"{unit} of files",
+        sizes=[scale * megabytes for megabytes in sizes],
+    )
     folders = [partition_folder(run, STEP, index) for index in range(len(readings))]
     by_source: list[list[Summary]] = [[] for _ in config.read]
     for reading, summary in zip(readings, read, strict=True):

@@ -161,8 +161,10 @@ def say_local(root: Path, what: str) -> None:
         click.echo(f"{what} on this machine only, in {root}; its artifacts are in {url}", err=True)
 
 
-def reach_server(root: Path) -> None:
+def reach_server(root: Path) -> str:
     """Point Prefect's client at the server that `up` started, with the user's credentials.
+
+    Returns the address of its page for people.
 
     Raises ConfigError if there is no server, or if it rejects the credentials.
     """
@@ -170,6 +172,7 @@ def reach_server(root: Path) -> None:
     from infra.servers.credentials import client_variables
     from infra.servers.environment import QUIET
     from infra.servers.http import check_credentials
+    from infra.servers.settings import settings_of
     from infra.servers.state import prefect_api_url
 
     url = prefect_api_url(root)
@@ -177,3 +180,4 @@ def reach_server(root: Path) -> None:
         raise ConfigError(Problem("no_server", str(root), "no Prefect server is running for this store", "stemma up"))
     check_credentials(root)
     os.environ.update(QUIET | client_variables() | {"PREFECT_API_URL": url})
+    return settings_of(root).page_of(url.removesuffix("/api"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from infra.process.interrupts import interrupt_received
 from infra.project import name_user
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+BROKEN_PIPE = 141
+"""Exit code of a command whose reader ended, such as `head`: as a shell reports SIGPIPE."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -42,6 +45,9 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             if debug:
                 traceback.print_exc()
+            if isinstance(error, BrokenPipeError) and _has_no_reader():
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+                sys.exit(BROKEN_PIPE)
             if interrupt_received.is_set() or isinstance(error, KeyboardInterrupt):
                 document, code = cancelled(), CANCELLED
             elif isinstance(error, StemmaError):
@@ -57,6 +63,16 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
         sys.exit(code)
 
     return command
+
+
+def _has_no_reader() -> bool:
+    """True if stdout is a pipe whose reader has ended, as after `| head`."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False
 
 
 def _as_stemma_error(error: BaseException) -> StemmaError:

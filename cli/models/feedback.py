@@ -155,11 +155,10 @@ def round_(
     imported, then run the pipeline with the new pairs among its preferences. Needs `stemma up`. Prints the gain of the
     previous round."""
     from flows.config.read import load
-    from infra.servers.settings import prefect_page
 
     pipeline, folder = load(config, root=lambda: root_of(root)), root_of(root)
     say_local(folder, "the round's answers and judgements are")
-    reach_server(folder)
+    page = reach_server(folder)
     from prefect.client.orchestration import get_client
 
     from flows.feedback.gain import as_line, last_comparison
@@ -174,11 +173,11 @@ def round_(
     document: dict[str, Any] = {"status": "done", "deployment": str(deployment), "url": "", "flow_run_id": ""}
     document["last_round"] = last
     if cron is not None:
-        document["url"] = f"{prefect_page(folder)}/deployments/deployment/{deployment}"
+        document["url"] = f"{page}/deployments/deployment/{deployment}"
     else:
         with get_client(sync_client=True) as client:
             flow_run = client.create_flow_run_from_deployment(deployment)
-        document |= {"flow_run_id": str(flow_run.id), "url": f"{prefect_page(folder)}/runs/flow-run/{flow_run.id}"}
+        document |= {"flow_run_id": str(flow_run.id), "url": f"{page}/runs/flow-run/{flow_run.id}"}
     if not as_json:
         if last:
             click.echo(as_line(last))
@@ -189,16 +188,15 @@ def round_(
 
 def _resume_round(exported: Export, root: Path) -> str:
     """Page of the round that continues; "" if no round is waiting or no server is running."""
-    from infra.servers.settings import prefect_page
     from infra.servers.state import prefect_api_url
 
     if not prefect_api_url(root):
         return ""
-    reach_server(root)
+    page = reach_server(root)
     from flows.feedback.round import go_on
 
     flow_run_id = go_on(exported)
-    return f"{prefect_page(root)}/runs/flow-run/{flow_run_id}" if flow_run_id else ""
+    return f"{page}/runs/flow-run/{flow_run_id}" if flow_run_id else ""
 
 
 def _print(summary: dict[str, Any], exported: Export, folder: Path) -> None:

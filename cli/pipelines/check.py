@@ -143,7 +143,8 @@ def _print_plans(rows: list[dict[str, Any]]) -> None:
         click.echo("\ntraining would take about")
         print_table(table, {name: name for name in ("stage", "on", "time", "cost", "memory", "disk")})
         if built := [row["stage"] for row in rows if row["plan"] and row["plan"]["builds_here"]]:
-            click.echo(f"times of {', '.join(built)} are from their last builds here; others are estimated from sizes")
+            others = "; others are estimated from sizes" if len(built) < len(table) else ""
+            click.echo(f"times of {', '.join(built)} are from their last builds here{others}")
 
 
 def _time(plan: dict[str, Any]) -> str:

@@ -41,9 +41,7 @@ def command(stage: str | None, follow: bool, root: str | None, as_json: bool) ->
         of_stage = [path for path in journals if path.parts[-4] == stage]
         journals = [path for path in journals if _step_of(path) == stage] or of_stage
     if not journals:
-        message = (
-            f"{stage} has no log in {shown_root(folder)}" if stage else f"no stage has a log in {shown_root(folder)}"
-        )
+        message = f"it has no log in {shown_root(folder)}" if stage else f"no stage has a log in {shown_root(folder)}"
         raise ConfigError(Problem("no_log", stage or "", message, "stemma logs lists the stages that have a log"))
     if stage is None:
         log_rows = [{"stage": _step_of(path), "path": str(path.parent)} for path in journals]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -428,15 +429,20 @@ def _every_name() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context without transformers' warnings of weights that do not fit, which are refused here, or requested."""
+    """Context without transformers' warnings of weights that do not fit, which are refused here, or requested; and
+    without its bar of loaded weights outside a terminal."""
     from transformers.utils import logging as transformers_logging
 
-    before = transformers_logging.get_verbosity()
+    before, had_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        if had_bars:
+            transformers_logging.enable_progress_bar()
 
 
 def _check(folder: Path, where: str) -> None:

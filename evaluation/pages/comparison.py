@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from math import inf
 from statistics import fmean
@@ -292,11 +293,15 @@ def differs(values: Sequence[float | None]) -> bool:
 
 
 def number_with_bounds(value: float | None, bounds: Sequence[float] | None) -> str:
-    """Return `4.312 (4.281 to 4.343)`; a dash for None."""
+    """Return `4.312 (4.281 to 4.343)`, with the digits that the interval leaves known; a dash for None."""
     if value is None:
         return "–"
     if bounds:
-        return f"{_number(value)} ({_number(bounds[0])} to {_number(bounds[1])})"
+        half = (bounds[1] - bounds[0]) / 2
+        # Two digits of half the interval: of 50.625 (42.703 to 58.516) no more is known than 50.6 (42.7 to 58.5).
+        digits = min(6, max(0, 1 - math.floor(math.log10(half)))) if half > 0 and math.isfinite(half) else 3
+        shown, low, high = (f"{number:,.{digits}f}".replace("-", "−") for number in (value, *bounds))
+        return f"{shown} ({low} to {high})"
     return f"{value:,.0f}" if value == round(value) else _number(value)
 
 

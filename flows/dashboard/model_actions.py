@@ -29,7 +29,7 @@ from infra.store.layout import EXPORTS
 from infra.store.manifest import Manifest
 from infra.store.promotions import Promotions
 
-READ_ONLY = "this page is read-only: the page of `stemma up` is not"
+READ_ONLY = "this page only reads the store; run stemma up, and use its page"
 NOT_WRITABLE = "this page has no permission to write to its store"
 ACTIONS = ("try", "export", "promote")
 

@@ -112,6 +112,9 @@ class Dashboard:
             undefined=StrictUndefined,
             trim_blocks=True,
         )
+        files = (STYLE_SHEET, TEMPLATES / "dashboard.css", TEMPLATES / "dashboard.js")
+        self._assets = {file.name: file.read_bytes() for file in files}
+        self._templates.globals["asset"] = lambda name: f"/{name}?v={_version(self._assets[name])}"
         self._templates.filters |= {"seconds": seconds, "clock": _clock, "moment": _moment, "size": size}
         # However many people watch a page, one thread reads the store for it.
         self._looks: dict[str, asyncio.Lock] = {}
@@ -360,14 +363,13 @@ class Dashboard:
 
     async def static(self, request: Request) -> Response:
         name, kind = request.path_params["name"], request.scope["path"].rpartition(".")[2]
-        files = {
-            "style.css": STYLE_SHEET,
-            "dashboard.css": TEMPLATES / "dashboard.css",
-            "dashboard.js": TEMPLATES / "dashboard.js",
-        }
-        if (file := f"{name}.{kind}") not in files:
+        if (content := self._assets.get(f"{name}.{kind}")) is None:
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        return FileResponse(files[file], headers={"Cache-Control": "no-cache"})
+        # Pages name the version: a browser asks once for each, and waits for none when it opens the next page.
+        is_named = request.query_params.get("v") == _version(content)
+        kept = "max-age=31536000, immutable" if is_named else "no-cache"
+        media_type = "text/css" if kind == "css" else "text/javascript"
+        return Response(content, media_type=media_type, headers={"Cache-Control": kept})
 
     def _view(self, run_id: str) -> RunView:
         if run_id not in self._views:
@@ -480,6 +482,11 @@ def _chart_response(chart: str | None) -> Response:
 
 def _matches(model: Mapping[str, Any], query: str) -> bool:
     return any(query in str(model[key]).lower() for key in ("artifact", "step", "pipeline", "finished", "headline"))
+
+
+def _version(content: bytes) -> str:
+    """Return the part of the address of a style sheet or script that changes with its content."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _is_name(text: str) -> bool:

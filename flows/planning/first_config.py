@@ -17,7 +17,7 @@ from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
 from corpus.recognition.first_records import first_record_problems
 from corpus.recognition.forms import ANY, Group, Kind, Reading, Wish, groups_of
-from evaluation.pages.words import compact
+from evaluation.pages.words import compact, size
 from flows.config.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.json import read_own_json
@@ -126,7 +126,7 @@ def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
         return InspectedSource(
             path, "documents", len(files), disk, (), keys, count, int(unpacked), reading.why, group.source
         )
-    count = _records(group, unpacked)
+    count = max(_records(group, unpacked), len(group.sample))  # an estimate by bytes may say less than was read
     texts = [value for record in group.sample if isinstance(value := pick(record.value, reading.text_field), str)]
     mean = sum(len(text.encode("utf-8", "replace")) for text in texts) / len(group.sample)
     text_bytes = int(count * mean) if reading.kind == "documents" else 0
@@ -311,7 +311,7 @@ def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> li
     chosen = [source for source in sources if source.kind == kind]
     names = source_names(chosen) if kind == "documents" else [""] * len(chosen)
     for source, name in zip(chosen, names, strict=True):
-        about = f"{source.files:,} file{'s' * (source.files != 1)}, {source.disk_bytes / 1e6:,.1f} MB"
+        about = f"{source.files:,} file{'s' * (source.files != 1)}, {size(source.disk_bytes)}"
         lines.append(f"    # {about}; {source.why}")
         lines += [f"    # fields: {', '.join(source.fields)}"] if source.fields else []
         called = {"name": name} if name else {}

@@ -342,7 +342,7 @@ def test_actions_on_a_model_are_commands_or_give_the_reason_why_not(
     assert reasons("sft/0000000000000002") == ["It is already promoted as tiny"]
 
     pages = client(root, is_read_only=True)
-    assert set(reasons("sft/0000000000000002")) == {"This page is read-only: the page of `stemma up` is not"}
+    assert set(reasons("sft/0000000000000002")) == {"This page only reads the store; run stemma up, and use its page"}
     for action in ("try", "export", "promote"):
         assert pages.post(f"{address}/{action}", json={}).status_code == 403
     journal = RunJournal(root / "runs", "20261128-000000-000000-aaaaaa")
