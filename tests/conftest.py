@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,18 @@ def pytest_configure_node(node: Any) -> None:
         config.stash[_SESSION] = Session()
         config.add_cleanup(config.stash[_SESSION].close)
     node.workerinput[_SHARED] = str(config.stash[_SESSION].folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect without searching for garbage: the test modules and what they import stay for the whole session, and each
+    test worker collects. They are left out of later searches too."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
