@@ -99,7 +99,8 @@ def test_the_config_that_the_tutorial_shows_reads_files_of_those_fields(tmp_path
     shown = yaml.safe_load(blocks(part("docs/tutorials/own-text.md", "own-data"), "yaml")[0])
     for folder, name in (("books", "a.txt"), ("crawl", "a.jsonl"), ("wiki", "a.jsonl")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text(json.dumps({"text": "Once upon a time. " * 40}) + "\n")
+        text = "Once upon a time. " * 40
+        (tmp_path / folder / name).write_text(text if name == "a.txt" else json.dumps({"text": text}) + "\n")
     (tmp_path / "instructions.json").write_text(json.dumps([{"instruction": "a", "input": "", "output": "b"}]))
     (tmp_path / "preferences.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
     (tmp_path / "quiz.jsonl").write_text(json.dumps({"query": "a", "choices": ["b", "c"], "gold": 0}) + "\n")
