@@ -78,13 +78,17 @@ def content_format(file: Place, kind: str, encoding: str, text_field: str) -> st
         likely = likely_encoding(stream, encoding)
         try:
             start = stream.read(SAMPLE_BYTES)
-        except StageError:  # cut or damaged: its reader keeps what is before that
+        except StageError as error:
+            if error.problems[0].code != "corrupt_file":
+                raise
+            # Cut or damaged: its reader keeps what is before that
             return ""
     is_whole = len(start) < SAMPLE_BYTES
     start = start.removeprefix(b"\xef\xbb\xbf")
     if _PAGE.match(start):
         return "html"
-    if _is_json(start.lstrip(), is_whole, text_field if is_prose else None):
+    # A notebook is an object itself, and its reader puts aside what is none.
+    if kind != "notebook" and _is_json(start.lstrip(), is_whole, text_field if is_prose else None):
         return "jsonl"
     if kind == "csv":
         return ""

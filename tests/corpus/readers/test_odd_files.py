@@ -97,7 +97,7 @@ def parquet() -> bytes:
 
 MISNAMED = [
     *((name, JSON_LINES, "jsonl") for name in ("a.txt", "a", "a.log", "a.md", "a.tex", "a.srt", "a.html", "a.csv")),
-    *((name, JSON_LINES, "jsonl") for name in ("a.parquet", "a.arrow", "a.warc", "a.ipynb", "a.csv.gz")),
+    *((name, JSON_LINES, "jsonl") for name in ("a.parquet", "a.arrow", "a.warc", "a.csv.gz")),
     *((name, gzip.compress(JSON_LINES), "jsonl") for name in ("b.txt", "b.gz", "b.txt.gz")),
     ("c.txt", JSON_LINES.decode().encode("utf-16"), "jsonl"),
     *((name, json.dumps(ROWS, indent=1).encode(), "jsonl") for name in ("d.txt", "d.csv", "d.tsv.gz")),
@@ -124,7 +124,7 @@ def test_a_file_that_holds_another_format_than_its_name_says_is_refused(
     assert read(tmp_path / name, format=kind)[0]
     assert read(tmp_path / name, broken_files="quarantine") == [None]
     # init recognises it by itself; what needs a format of another kind it refuses or takes as documents.
-    if name not in ("a.html", "a.md", "a.tex", "a.srt", "a.warc", "a.ipynb", "i.md", "i.docx"):
+    if name not in ("a.html", "a.md", "a.tex", "a.srt", "a.warc", "i.md", "i.docx"):
         groups, _ = groups_of(str(tmp_path / name), Wish(kind="documents"))
         assert [group.format for group in groups] == [kind]
 
