@@ -78,22 +78,21 @@ def test_a_training_takes_what_it_took_here(tmp_path: Path) -> None:
     assert plans(root, config)["pretrain"]["builds_here"] == 0
 
 
-def test_a_probe_on_a_busy_machine_counts_the_time_of_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_on_a_busy_machine_counts_the_time_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     wall, worked = 0.0, 0.0
-    threads = here._threads()
 
     class Clock:
         @staticmethod
         def perf_counter() -> float:
-            nonlocal wall, worked
+            nonlocal wall
             wall += 0.05
             return wall
 
         @staticmethod
-        def process_time() -> float:
+        def thread_time() -> float:
             nonlocal worked
-            worked += 0.001 * threads
+            worked += 0.001
             return worked
 
     monkeypatch.setattr(here, "time", Clock)
