@@ -106,13 +106,12 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Collect without searching for garbage: the test modules and what they import stay for the whole session, and each
-    test worker collects. They are left out of later searches too."""
+    test worker collects."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
