@@ -59,7 +59,8 @@ class Composer:
         self._trainer.fit()
 
     def close(self) -> None:
-        self._trainer.close()
+        # Without Trainer.close's barrier: a rank that failed would wait in it for ranks that are still training.
+        self._trainer.engine.close()
 
 
 class _Model(ComposerModel):

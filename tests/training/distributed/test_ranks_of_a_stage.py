@@ -88,3 +88,23 @@ def test_a_stopped_rank_is_named_and_all_start_again(tmp_path: Path, shards_dir:
     (said,) = [line["message"] for line in _journal(tmp_path) if line.get("name") == "restarted"]
     assert "rank 1 hangs" in said and "was stopped" in said
     assert gone(rank)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trainer", ["composer", "native"])
+def test_a_rank_whose_loader_is_lost_ends_at_once(
+    tmp_path: Path, shards_dir: Path, tokenizer_dir: Path, trainer: str
+) -> None:
+    """The risk: a rank that, on its way out with an error, waits for the others, which wait for its gradients."""
+    changes = {"duration": "4000 batches", "checkpoint_every": "50 batches", "evaluate_every": "10000 batches"}
+    launch = {"loader_workers": 1, "trainer": trainer}
+    with _running(_job(tmp_path, shards_dir, tokenizer_dir, launch, **changes)) as child:
+        wait_until(lambda: list((tmp_path / "scratch" / "checkpoints").glob("ba*")))
+        (rank,) = [one for one in psutil.Process(child.pid).children() if one.environ().get("RANK") == "1"]
+        (worker,) = [one for one in rank.children() if one.name().startswith("pt_data_worker")]
+        worker.send_signal(signal.SIGTERM)
+        _, log = child.communicate(timeout=60)
+    outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
+    assert outcome is not None and child.returncode == 1, log
+    (problem,) = outcome.problems
+    assert problem["code"] == "killed" and problem["message"].startswith("rank 1"), problem
