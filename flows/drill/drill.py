@@ -134,7 +134,7 @@ class Drill:
                 reasons = [error["message"] for error in (document or {}).get("errors", [])]
                 reason = "; ".join(reasons) or run.stderr()[-500:]
                 raise stage_error("no_reference", str(self.wish.config), f"the run without faults failed: {reason}")
-            wait_for(site.relay_ended, LINEAGE_S)
+            self._wait_for_lineage(site)
             self.record["reference"] = {
                 "seconds": round(seconds, 1),
                 "ettr": invariants.ledger(site.root)[0]["ettr"],
@@ -151,6 +151,13 @@ class Drill:
         if site.servers:
             site.ask("down")
         site.kill_everything()
+
+    def _wait_for_lineage(self, site: Site) -> None:
+        """Wait until MLflow has every message. The relay of a run ends then; that of `stemma up` stays."""
+        if site.servers:
+            wait_for(lambda: not invariants.undelivered(site.root), LINEAGE_S)
+        elif _delivers():
+            wait_for(site.relay_ended, LINEAGE_S)
 
     # One pipeline from nothing to its end, however many faults hit it.
 
@@ -373,15 +380,11 @@ class Drill:
     def _at_the_end(self, site: Site) -> list[str]:
         """Check the promises about a pipeline that is done, when nothing runs."""
         reference = self.record["reference"]
-        delivers = os.environ.get("STEMMA_RELAY") != "off"
-        if delivers and not site.servers:
-            wait_for(site.relay_ended, LINEAGE_S)
-        if site.servers:
-            wait_for(lambda: not invariants.undelivered(site.root), LINEAGE_S)
+        self._wait_for_lineage(site)
         violations = invariants.artifacts_true(site.root)
         violations += invariants.digests_equal(site.root, reference["digests"], all_of_them=True)
         violations += invariants.metrics_once(site.root, reference["points"])
-        if delivers:
+        if _delivers():
             violations += invariants.lineage_whole(site.root)
         if site.servers:
             site.ask("down")
@@ -391,6 +394,10 @@ class Drill:
         if left := site.left_files():
             violations.append(f"temporary files are left: {', '.join(left[:5])}")
         return violations
+
+
+def _delivers() -> bool:
+    return os.environ.get("STEMMA_RELAY") != "off"
 
 
 def _reference_of(record: Mapping[str, Any] | None, about: Mapping[str, Any]) -> dict[str, Any]:
