@@ -31,7 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -117,29 +119,48 @@ def main() -> None:
             ablate(folder, given.ablations or list(ABLATIONS), given.seeds, settings, given.tokens, given.flops)
             return
         if given.minutes:
-            settings = [*settings, f"pretrain.duration={fitting_tokens(folder, settings, given.minutes * 60)} tokens"]
+            tokens = measure_pace(folder, settings).tokens(given.minutes * 60)
+            settings = [*settings, f"pretrain.duration={tokens} tokens"]
         found = [race(folder, seed, settings) for seed in given.seeds]
     print(f"nanochat {NANOCHAT}; aim {AIM}, at the least {AT_LEAST}")
     if len(found) > 1:
         print(f"{len(found)} seeds: {statistics.mean(found):.4f}, standard deviation {statistics.stdev(found):.4f}")
 
 
-def fitting_tokens(folder: Path, settings: list[str], seconds: float) -> int:
-    """How many tokens a race of so many seconds trains on, by one of TRIAL batches that is thrown away."""
+@dataclass(frozen=True)
+class Pace:
+    """How fast this machine trains by the recipe.
+
+    Args:
+        batch_tokens: Tokens of a batch.
+        batch_s: Seconds of one.
+        beside_s: Seconds of `stemma run` beside its batches.
+    """
+
+    batch_tokens: float
+    batch_s: float
+    beside_s: float
+
+    def tokens(self, seconds: float) -> int:
+        """Tokens that a race of so many seconds trains on."""
+        batches = int((MARGIN * seconds - self.beside_s) / self.batch_s)
+        print(f"{self}: {batches:,} batches in {seconds:.0f} s")
+        if batches < TRIAL:
+            raise SystemExit("the time is too short for a training of any use")
+        return int(batches * self.batch_tokens)
+
+
+def measure_pace(folder: Path, settings: list[str]) -> Pace:
+    """The pace of a training of TRIAL batches, which is thrown away."""
     trial = folder / "trial"
-    wall, document = run_stages(trial, 0, [*settings, f"pretrain.duration={TRIAL} batches"])
+    wall_s, document = run_stages(trial, 0, [*settings, f"pretrain.duration={TRIAL} batches"])
     model = model_of(document)
     times = [json.loads(line)["time"] for line in (model / "aux" / "metrics.jsonl").read_text().splitlines()]
-    batch = figures_of(model)["tokens"] / TRIAL
+    batch_tokens = figures_of(model)["tokens"] / TRIAL
     # The last line is written when the training is over.
-    a_batch = (times[TRIAL - 2] - times[TRIAL // 2]) / (TRIAL - 2 - TRIAL // 2)
-    beside = wall - TRIAL * a_batch
-    batches = int((MARGIN * seconds - beside) / a_batch)
+    batch_s = (times[TRIAL - 2] - times[TRIAL // 2]) / (TRIAL - 2 - TRIAL // 2)
     shutil.rmtree(trial)
-    print(f"trial: {batch / a_batch:,.0f} tokens a second, {beside:.0f} s beside them; so {batches:,} batches")
-    if batches < TRIAL:
-        raise SystemExit("the time is too short for a training of any use")
-    return int(batches * batch)
+    return Pace(batch_tokens, batch_s, wall_s - TRIAL * batch_s)
 
 
 def ablate(
@@ -226,32 +247,49 @@ def race(folder: Path, seed: int, settings: list[str]) -> float:
 
 
 def bits_per_byte(model_dir: Path, text: Path) -> tuple[float, int, int]:
-    """Bits per byte of the documents in a JSON Lines file; the tokens and bytes that were counted."""
+    """Bits per byte of the documents in a JSON Lines file by an exported model; see `bits_of`."""
     import torch
-    from torch.nn.functional import cross_entropy
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    texts = [json.loads(line)["text"] for line in text.read_text(encoding="utf8").splitlines()]
+
+    def encode(document: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(document, add_special_tokens=False)
+        assert tokenizer.decode(ids) == document
+        return [tokenizer.eos_token_id, *ids]
+
+    return bits_of(lambda ids: model(ids).logits, encode, text)
+
+
+def bits_of(logits_of: Callable[[Any], Any], encode: Callable[[str], list[int]], text: Path) -> tuple[float, int, int]:
+    """Bits per byte of the documents in a JSON Lines file; the tokens and bytes that were counted.
+
+    Args:
+        logits_of: Logits (B, T, V) of ids (B, T).
+        encode: Ids of a document, the first of which is context alone.
+        text: The file.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    documents = [json.loads(line)["text"] for line in text.read_text(encoding="utf8").splitlines()]
     windows = []
-    for one in texts:
-        ids = [tokenizer.eos_token_id, *tokenizer.encode(one, add_special_tokens=False)]
-        assert tokenizer.decode(ids[1:]) == one
+    for ids in map(encode, documents):
         windows += [ids[begin : begin + WINDOW + 1] for begin in range(0, len(ids) - 1, WINDOW)]
     windows.sort(key=len)
     nats, tokens = 0.0, 0
     with torch.no_grad():
         for begin in range(0, len(windows), 16):
-            some = windows[begin : begin + 16]
+            batch = windows[begin : begin + 16]
             # Padding on the right is seen by no token of a causal model; where it is predicted, it does not count.
-            rows = torch.full((len(some), max(map(len, some))), -100)
-            for row, window in zip(rows, some, strict=True):
+            rows = torch.full((len(batch), max(map(len, batch))), -100)
+            for row, window in zip(rows, batch, strict=True):
                 row[: len(window)] = torch.tensor(window)
-            logits = model(rows[:, :-1].clamp(min=0)).logits.double()
+            logits = logits_of(rows[:, :-1].clamp(min=0)).double()
             nats += float(cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"))
             tokens += int((rows[:, 1:] != -100).sum())
-    size = sum(len(one.encode()) for one in texts)
+    size = sum(len(document.encode()) for document in documents)
     return nats / math.log(2) / size, tokens, size
 
 
