@@ -245,7 +245,7 @@ _SEED = 17
 
 
 class PromptGroups:
-    """Prompts, each once, as sets of hashed word n-grams (Broder, 1997). Memory grows by some 8 bytes a word."""
+    """Prompts, each once, as sets of hashed word n-grams (Broder, 1997). Memory grows by some 8 bytes per word."""
 
     def __init__(self, config: NearDuplicates) -> None:
         self._config = config

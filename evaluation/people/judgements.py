@@ -96,7 +96,7 @@ class Judgements:
 
 @dataclass(frozen=True)
 class _Questionnaire:
-    """What people were asked about. name: `export` or `review`. kind: of its items, which is their key in a row."""
+    """Subject of the judgements. name: `export` or `review`. kind: of its items, which is their key in a row."""
 
     name: str
     id: str

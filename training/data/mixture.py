@@ -56,8 +56,8 @@ class Phase:
 class Mixture:
     """Sources, phases in their order (the first begins at 0), and sequences that are called an epoch.
 
-    At every place of a phase each source has been read as often as its weight says, but for at most as many sequences
-    as there are sources.
+    At every position in a phase, each source has been read in proportion to its weight, but for at most as many
+    sequences as there are sources.
     """
 
     pools: Sequence[Pool]

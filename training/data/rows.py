@@ -24,8 +24,8 @@ TooLong = Literal["cut_prompt", "drop"]
 
 
 def prompts_of(chat: Chat, rows: Sequence[Row]) -> list[list[int]]:
-    """The prompts of rows of instructions or preferences, of any length: each with what was said before it (`history`),
-    and the calls of functions and their results behind it (`steps`)."""
+    """The prompts of rows of instructions or preferences, of any length: each after the messages before it (`history`),
+    and followed by the calls of functions and their results (`steps`)."""
     return chat.ask(
         [[*row.get("history", ()), {"role": "user", "content": row["prompt"]}, *row.get("steps", ())] for row in rows],
         [row.get("tools", ()) for row in rows],

@@ -12,8 +12,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from scipy.stats import norm as normal
-from scipy.stats import t
+from scipy.special import ndtri, stdtrit
 
 from training.config.guard import GuardConfig
 from training.guard.corrections import Alarm
@@ -74,7 +73,7 @@ class _Start:
 
 @cache
 def _widening(freedom: int) -> float:
-    return float(t.isf(_TAIL, freedom) / normal.isf(_TAIL))
+    return float(stdtrit(freedom, _TAIL) / ndtri(_TAIL))
 
 
 def _pooled(batches: list[tuple[float, float, int]]) -> float:

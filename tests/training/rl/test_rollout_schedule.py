@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +19,13 @@ from pydantic import ValidationError
 
 from infra.errors import StageError
 from infra.launch.config import LaunchConfig
+from infra.process.lifetime import signal_group
 from infra.run import Run
 from training.config import AsyncConfig, RlhfConfig
 from training.config.alignment import samplers_problem
 from training.rl.rollouts.correction import importance
 from training.rl.rollouts.pool import SamplerPool
-from training.rl.rollouts.processes import PartPrompts, SamplerDied, SamplerHandle
+from training.rl.rollouts.processes import OwnSampler, PartPrompts, SamplerDied, SamplerHandle
 from training.rl.rollouts.schedule import PartAnswers, RolloutSchedule, RoundPart
 
 ROUNDS = 6
@@ -267,3 +271,26 @@ def test_machines_that_samplers_cannot_serve_are_refused() -> None:
         assert problem is not None and problem.path == path and problem.fix
     assert samplers_problem(config, two["launch.samplers.count"]()) is None
     assert samplers_problem(RlhfConfig.model_validate(RLHF), LaunchConfig(processes=2)) is None
+
+
+def test_a_long_wait_for_answers_is_reported_with_the_folder_of_the_logs(tmp_path: Path, journal: Any) -> None:
+    run = Run(tmp_path / "work", LaunchConfig(device="cpu", hang_s=0.05), journal=journal)
+    fake = Fake()
+    fake.held = threading.Event()
+    with _pool(run, [fake], max_staleness=1) as pool:
+        threading.Timer(0.3, fake.held.set).start()
+        assert _used(pool, 0) == [0]
+    assert any("round 0 has waited" in message and "rollouts" in message for message in journal.events())
+
+
+def test_a_dead_sampler_is_noticed_where_a_process_that_it_forked_keeps_its_pipe(tmp_path: Path) -> None:
+    sampler = object.__new__(OwnSampler)
+    program = "import os, signal, time\nif os.fork():\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+    sampler._process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        with pytest.raises(SamplerDied, match="SIGKILL"):
+            sampler._hear()
+    finally:
+        signal_group(sampler._process.pid, signal.SIGKILL)
+        assert sampler._process.stdout is not None
+        sampler._process.stdout.close()

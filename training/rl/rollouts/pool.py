@@ -120,6 +120,7 @@ class SamplerPool:
         return answers
 
     def _awaited(self, number: int) -> list[PartAnswers]:
+        began, patience_s = time.perf_counter(), self._run.launch.hang_s
         with self._changed:
             while True:
                 if self._failure is not None:
@@ -127,7 +128,12 @@ class SamplerPool:
                 if (answers := self._schedule.take(number)) is not None:
                     self._changed.notify_all()  # a round taken makes room for a part of a later one
                     return answers
-                self._changed.wait()
+                if not self._changed.wait(patience_s):
+                    waited = f"{time.perf_counter() - began:.0f} s"
+                    self._run.event(
+                        "samplers_slow",
+                        f"rlhf: round {number} has waited {waited} for answers; see the logs in {self._folder}",
+                    )
 
     def _log(self, number: int, answers: Sequence[PartAnswers], began: float) -> None:
         """Record the figures of a round as its answers are taken."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from select import POLLIN, poll
 from typing import Any, Protocol
 
 from transformers import PreTrainedModel
@@ -36,6 +37,8 @@ MODULE = "training.rl.rollouts.sampler"
 """The program of a sampler process."""
 _SHARED = ("threads", "device", "precision", "attention", "share_prompts", "sandbox")
 """Keys of `launch` that a sampler shares with its trainer."""
+_LIVENESS_MS = 1000
+"""Interval at which a sampler that has not answered is checked for being alive."""
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -185,7 +188,12 @@ class OwnSampler:
     def _hear(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         try:
-            line = self._process.stdout.readline()
+            pipe = poll()
+            pipe.register(self._process.stdout, POLLIN)
+            # Processes that it forked may keep the pipe open after its death.
+            while not pipe.poll(_LIVENESS_MS) and self._process.poll() is None:
+                pass
+            line = self._process.stdout.readline() if pipe.poll(0) else b""
         except ValueError:  # closed by another thread
             line = b""
         if not line.endswith(b"\n"):
