@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from corpus.config import READS_RECORDS
+from corpus.config import READS_RECORDS, IngestConfig
+from corpus.readers.config import FileDocuments, HuggingFaceDocuments
 from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
 from corpus.recognition.first_records import first_record_problems
@@ -21,9 +22,12 @@ from evaluation.pages.words import compact, size
 from flows.config.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.json import read_own_json
-from infra.io.sources import size_of
+from infra.io.sources import by_name, size_of
 from infra.launch.config import LaunchConfig
 from training.config.presets import PRESETS, Preset
+
+if TYPE_CHECKING:
+    from corpus.recognition.fitting_rules import FittingRules
 
 BYTES_A_TOKEN = 3.5
 """Bytes per token of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
@@ -182,8 +186,14 @@ def _seconds(preset: Preset, tokens: int) -> float | None:
     return 6 * preset.parameters * tokens / (MFU * peak) if peak else None
 
 
-def first_config(name: str, sources: Sequence[InspectedSource], fitted: FittingSizes) -> str:
-    """The YAML text, with the findings next to it. Stages that nothing was given for are left out."""
+def first_config(
+    name: str, sources: Sequence[InspectedSource], fitted: FittingSizes, rules: FittingRules | None = None
+) -> str:
+    """The YAML text, with the findings next to it. Stages that nothing was given for are left out.
+
+    Args:
+        rules: of cleaning; None for the default ones.
+    """
     kinds = {source.kind for source in sources}
     lines = [
         "# Made by `stemma init` from the content of the files; sizes are estimates. Review it, then:",
@@ -195,7 +205,7 @@ def first_config(name: str, sources: Sequence[InspectedSource], fitted: FittingS
         *_section("ingest", "documents", sources),
         "",
         "validate: # Great Expectations suites; configs/suites has their limits",
-        "clean: # Gopher's rules, for prose; code and lists need looser ones (configs/quickstart.yaml)",
+        *_clean(rules),
         "dedupe:",
         "",
         f"tokenizer: {{vocab_size: {fitted.vocab_size}}}",
@@ -219,12 +229,13 @@ LONGEST_TUNED, LONGEST_READ = 1024, 2048
 these are fewer."""
 
 
-def tuning_config(name: str, model: str, sources: Sequence[InspectedSource]) -> str:
+def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rules: FittingRules | None = None) -> str:
     """The YAML text that trains an open model further: on documents, then on instructions, then on preferences, as far
     as they were given.
 
     Args:
         model: the model's folder.
+        rules: of cleaning; None for the default ones.
     """
     kinds = {source.kind for source in sources}
     positions = _positions(Path(model))
@@ -246,7 +257,7 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource]) -> 
             *_section("ingest", "documents", sources),
             "",
             "validate: # Great Expectations suites; configs/suites has their limits",
-            "clean: # Gopher's rules, for prose; code and lists need looser ones (configs/quickstart.yaml)",
+            *_clean(rules),
             "dedupe:",
             "",
         ]
@@ -306,6 +317,54 @@ def _why(fitted: FittingSizes) -> str:
     return f"the largest preset that about {compact(fitted.tokens)} tokens can train"
 
 
+def tried_rules(sources: Sequence[InspectedSource]) -> FittingRules | None:
+    """The cleaning rules that fit a sample of the documents; None where there are none. Takes some seconds, on a new
+    machine some ten more (native code is compiled)."""
+    from corpus.recognition.fitting_rules import fitting_rules, sample_texts
+
+    documents = [{**source.source, **source.keys} for source in sources if source.kind == "documents"]
+    if not documents:
+        return None
+    samples = []
+    for source in IngestConfig.model_validate({"read": documents}).read:
+        assert isinstance(source, FileDocuments | HuggingFaceDocuments)
+        samples.append(sample_texts(source, [file for file in by_name(source.places()) if size_of(file)]))
+    return fitting_rules(samples)
+
+
+def _clean(rules: FittingRules | None) -> list[str]:
+    """The section `clean`, with the reason for each rule that is turned off."""
+    if rules is None or not rules.documents:
+        return ["clean: # Gopher's rules, for prose"]
+    tried = f"{rules.documents:,} sampled documents"
+    if not rules.left_out:
+        return [f"clean: # Gopher's rules, for prose; they drop {rules.dropped:.0%} of {tried}"]
+    lines = [
+        f"clean: # Gopher's rules, for prose, but for those that drop too many of {tried}",
+        f"  # (their shares are below). The other rules drop {rules.dropped:.0%} of them.",
+    ]
+    for family, keys in rules.keys.items():
+        if not isinstance(keys, Mapping):
+            lines.append(f"  {family}: {_value(keys)} # {_reasons(rules, family)}")
+            continue
+        lines.append(f"  {family}:")
+        lines += [f"    {key}: {_value(value)} # {_reasons(rules, f'{family}.{key}')}" for key, value in keys.items()]
+    return lines
+
+
+def _reasons(rules: FittingRules, key: str) -> str:
+    """The limits of a key that are turned off, and the shares that they would drop."""
+    reasons = []
+    for left in rules.left_out:
+        name, limit = left.rule.name, left.rule.low if left.rule.high == math.inf else left.rule.high
+        if name == key:
+            reasons.append(f"{limit:,g} would drop {left.share:.0%}")
+        elif name.startswith(f"{key}."):
+            reasons.append(f"n={name.rpartition('.')[2]} would drop {left.share:.0%}")
+    first, *more = reasons
+    return ", ".join([first, *(reason.replace(" would drop", "") for reason in more)])
+
+
 def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> list[str]:
     lines = [f"{section}:", "  read:"]
     chosen = [source for source in sources if source.kind == kind]
@@ -342,7 +401,7 @@ def source_names(sources: Sequence[InspectedSource]) -> list[str]:
 
 def _value(value: Any) -> str:
     """A value in YAML."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, str):
         return _quoted(value)
