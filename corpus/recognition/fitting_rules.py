@@ -16,6 +16,7 @@ from corpus.documents.quarantine import Rejected
 from corpus.readers.config import TextOptions
 from corpus.readers.plan import FilePart, format_of
 from corpus.readers.texts import read_texts
+from corpus.validation.rows import is_language_like
 from infra.errors import StageError
 from infra.io.sources import Place, size_of
 
@@ -43,12 +44,16 @@ class FittingRules:
     """Result of a trial on a sample.
 
     keys: of `clean`, what differs from the default. dropped: share of the documents that the other rules drop.
+    language_like, language_like_kept: shares of the documents, and of the kept ones, that look like language to
+        `validate`.
     """
 
     documents: int
     keys: dict[str, Any]
     left_out: tuple[LeftOutRule, ...]
     dropped: float
+    language_like: float
+    language_like_kept: float
 
 
 def fitting_rules(samples: Sequence[Sequence[str]], languages: Sequence[str] = ()) -> FittingRules:
@@ -63,12 +68,11 @@ def fitting_rules(samples: Sequence[Sequence[str]], languages: Sequence[str] = (
     owners = [source for source, sample in enumerate(samples) for _ in sample]
     declared = [languages[source] if languages else "" for source in owners]
     config, left_out = CleanConfig(personal_data=None), list[LeftOutRule]()
-    while texts:
+    is_like = list(map(is_language_like, texts))
+    while True:
         verdicts, _ = QualityRules(config)(texts, declared)
         broken = [broken.rule if broken else None for broken in verdicts.broken]
         dropped = Counter(rule for rule in broken if rule)
-        if not dropped:
-            break
         in_sources = Counter((rule, source) for rule, source in zip(broken, owners, strict=True) if rule)
         of_a_source = {
             rule: max(
@@ -78,14 +82,24 @@ def fitting_rules(samples: Sequence[Sequence[str]], languages: Sequence[str] = (
             for rule in dropped
         }
         shares = {rule: count / len(texts) for rule, count in dropped.items()}
-        # The rule that is furthest beyond what it may drop, or the strongest where all together drop too much.
-        worst = max(shares, key=lambda rule: max(shares[rule] / MOST_BY_A_RULE, of_a_source[rule] / MOST_OF_A_SOURCE))
-        is_beyond = shares[worst] > MOST_BY_A_RULE or of_a_source[worst] > MOST_OF_A_SOURCE
-        if not is_beyond and sum(shares.values()) <= MOST_IN_ALL:
-            return FittingRules(len(texts), _changed_keys(config), tuple(left_out), sum(shares.values()))
+        excess = {rule: max(shares[rule] / MOST_BY_A_RULE, of_a_source[rule] / MOST_OF_A_SOURCE) for rule in shares}
+        beyond = {rule: share for rule, share in excess.items() if share > 1}
+        if not beyond and sum(shares.values()) > MOST_IN_ALL:
+            # All together drop too much. Stubs of less than min_characters are no loss.
+            beyond = {rule: share for rule, share in excess.items() if rule.name != "min_characters"}
+        if not beyond:
+            kept = [like for like, rule in zip(is_like, broken, strict=True) if rule is None]
+            return FittingRules(
+                len(texts),
+                _changed_keys(config),
+                tuple(left_out),
+                sum(shares.values()),
+                sum(is_like) / max(1, len(is_like)),
+                sum(kept) / max(1, len(kept)),
+            )
+        worst = max(beyond, key=lambda rule: beyond[rule])
         left_out.append(LeftOutRule(worst, shares[worst]))
         config = _without(config, worst.name)
-    return FittingRules(len(texts), _changed_keys(config), tuple(left_out), 0.0)
 
 
 def _without(config: CleanConfig, name: str) -> CleanConfig:

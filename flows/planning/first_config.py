@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from corpus.config import READS_RECORDS, IngestConfig
+from corpus.config import READS_RECORDS, SUITES, IngestConfig
 from corpus.readers.config import FileDocuments, HuggingFaceDocuments
 from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
@@ -23,6 +23,7 @@ from flows.config.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.json import read_own_json
 from infra.io.sources import by_name, size_of
+from infra.io.yaml import read_plain, read_text
 from infra.launch.config import LaunchConfig
 from training.config.presets import PRESETS, Preset
 
@@ -34,6 +35,13 @@ BYTES_A_TOKEN = 3.5
 LONG_TEXT, CUT = 50_000, 3000
 """Text files longer than the first number of bytes are cut at the first end of a paragraph after the second number of
 characters."""
+VOCABULARIES = ((50e3, 512), (150e3, 1024), (400e3, 2048), (50e6, 4096), (1e9, 16_384), (math.inf, 50_257))
+"""Entries of the tokenizer for less text than this number of bytes. 90 kB of short notes give 3,600 at most, and
+cleaning leaves less text than there is."""
+FEW = 40
+"""Number of text files below which they are cut too, if that gives so many documents."""
+SAMPLE_ERROR = 0.01
+"""Distance from a limit of a suite that a share of a sample is taken for below it."""
 COMPRESSED = 3.0
 """Compression ratio of text on disk: gzip on English, about."""
 TOKENS_A_PARAMETER = 20
@@ -124,7 +132,9 @@ def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
     keys = dict(reading.keys)
     if not group.sample:
         # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
-        is_long = group.format == "text" and unpacked > len(files) * LONG_TEXT
+        # The same holds for a few longer files.
+        is_few = len(files) < FEW and unpacked > FEW * CUT
+        is_long = group.format == "text" and (unpacked > len(files) * LONG_TEXT or is_few)
         count = int(unpacked) // CUT if is_long else len(files)
         keys |= {"cut_characters": CUT} if is_long else {}
         return InspectedSource(
@@ -170,7 +180,7 @@ def fit(text_bytes: int) -> FittingSizes:
     # GPT-3's smallest took half a million tokens (Brown et al. 2020, table 2.1); a small training needs steps more.
     batch = max(4 * length, min(1 << 19, 1 << max(0, int(math.log2(max(1, trained / 1000))))))
     batch -= batch % length
-    vocabulary = 4096 if text_bytes < 50e6 else 16_384 if text_bytes < 1e9 else 50_257
+    vocabulary = next(size for most_bytes, size in VOCABULARIES if text_bytes < most_bytes)
     trained = max(trained, batch)
     disk = 4 * text_bytes + 4 * tokens + 60 * preset.parameters
     return FittingSizes(
@@ -204,7 +214,7 @@ def first_config(
         "",
         *_section("ingest", "documents", sources),
         "",
-        "validate: # Great Expectations suites; configs/suites has their limits",
+        *_validate(rules),
         *_clean(rules),
         "dedupe:",
         "",
@@ -256,7 +266,7 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rul
         lines += [
             *_section("ingest", "documents", sources),
             "",
-            "validate: # Great Expectations suites; configs/suites has their limits",
+            *_validate(rules),
             *_clean(rules),
             "dedupe:",
             "",
@@ -330,6 +340,20 @@ def tried_rules(sources: Sequence[InspectedSource]) -> FittingRules | None:
         assert isinstance(source, FileDocuments | HuggingFaceDocuments)
         samples.append(sample_texts(source, [file for file in by_name(source.places()) if size_of(file)]))
     return fitting_rules(samples)
+
+
+def _validate(rules: FittingRules | None) -> list[str]:
+    """The section `validate`, whose share of texts that look like language is that of the sample where it is lower."""
+    lines = ["validate: # Great Expectations suites; configs/suites has their limits"]
+    if rules is None or not rules.documents:
+        return lines
+    for kind, share in (("documents", rules.language_like), ("clean", rules.language_like_kept)):
+        limit = read_plain(read_text(SUITES / f"{kind}.yaml"))["limits"]["min_language_like_share"]
+        if share < limit + SAMPLE_ERROR:
+            lowered = max(0, math.floor(100 * (share - 0.05)) / 100)
+            reason = f"{share:.0%} of the sampled documents look like language; by default {limit:.0%} must"
+            lines.append(f"  {kind}: {{min_language_like_share: {lowered:g}}} # {reason}")
+    return lines
 
 
 def _clean(rules: FittingRules | None) -> list[str]:
