@@ -102,8 +102,8 @@ def command(
     if not as_json:
         chat = "with" if loaded.chat_template else "without"
         click.echo(f"{loaded.architecture}, {loaded.parameters:,} parameters, {chat} a chat template")
-        owner = "the quantized model's" if loaded.deviation else "the model's"
-        click.echo(f"in a new process, with only transformers and {owner} logits:")
+        owner = "those of the quantized model" if loaded.deviation else "those of the model"
+        click.echo(f"tried in a new process that has only transformers; its logits equal {owner}:")
         for check in loaded.checks:
             click.echo(f"  {check}")
         if loaded.deviation:
@@ -119,7 +119,7 @@ def _print_adapters(written: LoadedAdapters, folder: Path) -> None:
     for other in written.others:
         click.echo(f"not tried with {other}")
     if written.checks:
-        click.echo(f"in a new process, with PEFT and {written.tried_with}:")
+        click.echo(f"tried in a new process, with PEFT and {written.tried_with}:")
         for check in written.checks:
             click.echo(f"  {check}")
         click.echo(

@@ -101,7 +101,7 @@ def _print(document: dict[str, Any], names: Sequence[str], show_all: bool) -> No
     click.echo(f"\n{len(differences)} settings, sources or versions differ")
     _print_rows(differences, {"key": "key", **columns}, show_all)
     if document["steps"]:
-        click.echo(f"\n{len(document['steps'])} steps are not in all of them")
+        click.echo(f"\n{len(document['steps'])} steps are part of some of them only")
         steps = [{"step": row["step"], **dict(zip(names, row["values"], strict=True))} for row in document["steps"]]
         _print_rows(steps, {"step": "step", **columns}, show_all)
     rows = []

@@ -14,6 +14,7 @@ import click
 from cli.common.output import as_json, print_table
 
 if TYPE_CHECKING:
+    from corpus.recognition.fitting_rules import FittingRules
     from flows.planning.first_config import InspectedSource
 
 
@@ -71,6 +72,7 @@ def command(
         inspect_sources,
         refuse_two,
         source_problems,
+        tried_rules,
         tuning_config,
     )
     from infra.errors import ConfigError, Problem
@@ -93,13 +95,14 @@ def command(
         _ask_reading if is_asked else refuse_two,
         has_model=model is not None,
     )
+    rules = tried_rules(sources)
     fitted = None if model else fit(sum(source.text_bytes for source in sources))
     pipeline_name = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
     if fitted:
-        text = first_config(pipeline_name, sources, fitted)
+        text = first_config(pipeline_name, sources, fitted, rules)
     else:
         assert model is not None
-        text = tuning_config(pipeline_name, str(model if folder == Path.cwd() else model.absolute()), sources)
+        text = tuning_config(pipeline_name, str(model if folder == Path.cwd() else model.absolute()), sources, rules)
     write_whole(out, text)
     try:
         if problems := source_problems(load(out)):
@@ -124,6 +127,8 @@ def command(
             click.echo(f"  {_data(source)}: {source.kind}; {source.why}")
         for note in notes:
             click.echo(f"  {note}")
+        for line in _tried(rules):
+            click.echo(f"  {line}")
         if fitted:
             duration = seconds(fitted.seconds) if fitted.seconds else "an unknown time"
             click.echo(
@@ -137,6 +142,7 @@ def command(
         "config": str(out),
         "sources": [asdict(source) for source in sources],
         "fit": asdict(fitted) if fitted else None,
+        "clean": rules.keys if rules else {},
     }
     return {**document, "notes": notes}, 0
 
@@ -145,6 +151,21 @@ def _data(source: InspectedSource) -> str:
     """Return the path, or what of it a source reads if it reads a part."""
     paths = source.source.get("paths", [source.path])
     return ", ".join(paths) if len(paths) < 4 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _tried(rules: FittingRules | None) -> list[str]:
+    """The outcome of the cleaning rules on the sampled documents."""
+    if rules is None or not rules.documents:
+        return []
+    tried = f"{rules.documents:,} sampled documents"
+    if not rules.left_out:
+        return [f"cleaning: the default rules drop {rules.dropped:.0%} of {tried}"]
+    off = [f"  {left.rule}: {left.share:.0%}" for left in rules.left_out]
+    return [
+        f"cleaning: of {tried} these default rules would drop too many, so the config turns them off:",
+        *off,
+        f"  the other rules drop {rules.dropped:.0%}",
+    ]
 
 
 def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[str, ...]) -> dict[str, Any]:

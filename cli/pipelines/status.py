@@ -124,7 +124,9 @@ def _print(document: dict[str, Any]) -> None:
     for problem in lineage["also"]:
         click.echo(f"trackers:  {Problem(**problem)}")
     if run := document.get("run"):
-        click.echo(f"\nlast run: {run['status']}, started {_clock(run['started'])}  {run['flow_run_url'] or ''}")
+        is_served = any(service["state"] == "answers" for service in document["services"])
+        link = (run["flow_run_url"] or "") if is_served else ""
+        click.echo(f"\nlast run: {run['status']}, started {_clock(run['started'])}  {link}".rstrip())
     if document.get("stages"):
         click.echo()
         columns = {
@@ -134,7 +136,9 @@ def _print(document: dict[str, Any]) -> None:
             "because": "because",
             "artifact": "artifact",
         }
-        print_table(with_short_artifacts(document["stages"]), columns)
+        words = {"reuse": "built", "build": "to build"}
+        rows = [{**row, "status": words.get(row["status"], row["status"])} for row in document["stages"]]
+        print_table(with_short_artifacts(rows), columns)
 
 
 def _clock(seconds: float) -> str:

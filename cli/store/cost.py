@@ -102,27 +102,27 @@ def _of_artifact(store: Store, target: str, as_json: bool) -> tuple[dict[str, An
     return document, 0
 
 
-_COLUMNS = {"device_s": "device time", "ettr": "ETTR", "usd": "USD", "kwh": "kWh", "restarts": "restarts"}
+_COLUMNS = {"device_s": "device time", "ettr": "effective", "usd": "USD", "energy": "energy", "restarts": "restarts"}
 
 
 def _row(account: Account) -> dict[str, str]:
-    from infra.ledger.builds import hours
+    from infra.ledger.builds import energy, hours, money
 
     return {
         "device_s": hours(account.device_s),
         "ettr": "" if account.ettr is None else f"{100 * account.ettr:.1f} %",
-        "usd": f"{account.usd:.4g}",
-        "kwh": f"{account.energy_j / 3.6e6:.3g}",
+        "usd": money(account.usd),
+        "energy": energy(account.energy_j),
         "restarts": str(account.restarts) if account.attempts else "",
     }
 
 
 def _print_account(account: Account) -> None:
-    from infra.ledger.builds import hours, parts, summary
+    from infra.ledger.builds import EFFECTIVE_TIME, EFFECTIVE_TIME_MEANS, hours, parts, summary
 
     for subject, value in summary(account):
         click.echo(f"{subject:>22}  {value}")
-    click.echo()
+    click.echo(f"\n{EFFECTIVE_TIME}: {EFFECTIVE_TIME_MEANS}\n")
     for kind, cause, seconds in parts(account):
         share = seconds / account.device_s if account.device_s else 0.0
         click.echo(f"{f'{kind} {cause}'.strip():>22}  {hours(seconds):>12}  {100 * share:5.1f} %")

@@ -223,7 +223,7 @@ def _differences(document: Mapping[str, Any], names: Sequence[str]) -> Section:
     if hidden_rows := rows[SETTINGS_OPEN:]:
         tables.append(Table(f"{len(hidden_rows)} more", columns, hidden_rows, folded=True, mono=mono))
     if steps := [[row["step"], *map(str, row["values"])] for row in document.get("steps", ())]:
-        tables.append(Table("Steps that not all have", ["step", *names], steps, mono=(0,)))
+        tables.append(Table("Steps that only some have", ["step", *names], steps, mono=(0,)))
     return Section("differences", "What differs", lead, tables=tables)
 
 
@@ -251,10 +251,10 @@ def _paired(document: Mapping[str, Any], names: Mapping[str, str], styles: Mappi
     figures = []
     if plot:
         legend = [(names[name], styles[name]) for name in dict.fromkeys(row["name"] for row in differences)]
-        caption = f"Points out of a hundred, less {first}, with 95 % intervals over the same items or prompts."
+        caption = f"Points out of a hundred, minus {first}, with 95 % intervals over the same items or prompts."
         figures.append(Figure("Differences over the same items", plot, caption, "", legend, wide=True))
     note = "Intervals cover the choice of items. They do not cover the seed of a training: train with several for that."
-    table = Table("", ["figure", "", f"less {first}", ""], rows, note, numeric=(2,))
+    table = Table("", ["figure", "", f"minus {first}", ""], rows, note, numeric=(2,))
     return Section("paired", "Over the same items", "", figures, [table])
 
 

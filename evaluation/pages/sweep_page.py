@@ -86,7 +86,7 @@ def _ablations(document: Mapping[str, Any]) -> Section:
         ]
         for row in document["ablations"]
     ]
-    columns = ["ablation", "figure", "base", "less the base", "95 % interval", ""]
+    columns = ["ablation", "figure", "base", "minus the base", "95 % interval", ""]
     note = "Differences of runs with the same seed; Student's interval over seeds. More ablations, more chances."
     table = Table("", columns, rows, note, numeric=(2, 3, 4))
     return Section("ablations", "Differences to the base", "", tables=[table] if rows else [])

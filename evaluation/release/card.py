@@ -198,7 +198,12 @@ def _data(pipeline: PipelineResults, model_name: str | None, line: Sequence[Arti
         lines += ["| source | language | licence | documents | text |", "|---|---|---|---:|---:|"]
         lines += [_source_row(source) for source in sources]
         if unstated := [source.name for source in sources if not source.licence]:
-            lines += ["", f"No licence is stated for {', '.join(unstated)}: look at its terms before you publish."]
+            it = "this source" if len(unstated) == 1 else "these sources"
+            lines += [
+                "",
+                f"No licence is stated for {' and '.join(unstated) if len(unstated) < 3 else ', '.join(unstated)}. "
+                f"Before you publish the model, find out under which licence the text of {it} may be used.",
+            ]
         lines.append("")
     data_steps = [
         artifact
@@ -353,12 +358,17 @@ def _origin(model: Artifact, line: Sequence[Artifact], evaluations: Mapping[str,
             + (f", lock `{_short(lock)}`" if lock else ""),
         ]
         digests += [("artifact", manifest.digest), ("commit", commit), ("lock", lock or "")]
-    by_label: dict[str, list[str]] = {}
+    # Benchmarks of several models read the same files: each set of sources, and each digest, is given once.
+    by_keys: dict[tuple[str, ...], list[str]] = {}
+    by_digest: dict[str, list[str]] = {}
     for artifact in (*line, *evaluations.values()):
-        for source in artifact.manifest.sources if artifact.manifest else ():
-            by_label.setdefault(artifact.label, []).append(f"`{source.key}`")
-            digests.append((f"{artifact.label}, {source.key}", source.digest))
-    lines += [f"- Sources of {label}: {', '.join(keys)}" for label, keys in by_label.items()]
+        sources = artifact.manifest.sources if artifact.manifest else ()
+        if sources:
+            by_keys.setdefault(tuple(f"`{source.key}`" for source in sources), []).append(artifact.label)
+        for source in sources:
+            by_digest.setdefault(source.digest, []).append(source.key)
+    lines += [f"- Sources of {', '.join(labels)}: {', '.join(keys)}" for keys, labels in by_keys.items()]
+    digests += [(", ".join(dict.fromkeys(keys)), digest) for digest, keys in by_digest.items()]
     if len(lines) == 2:
         return ""
     rows = [f"| {name.replace('|', '/')} | `{digest}` |" for name, digest in digests if digest]

@@ -139,7 +139,7 @@ def _figure_rows(sides: Sequence[Compared], groups: Sequence[Sequence[Compared]]
     alike = len({side.artifact.stage for side in sides if side.artifact}) == 1
     maps = [_figures(side, alike) for side in sides]
     for key in dict.fromkeys(chain.from_iterable(maps)):
-        if key.endswith(_BOUNDS):
+        if key.endswith(_BOUNDS) or _is_repeated(key, maps):
             continue
         values = [figures.get(key) for figures in maps]
         bounds = [[figures.get(f"{key}{end}") for end in _BOUNDS] for figures in maps]
@@ -151,6 +151,13 @@ def _figure_rows(sides: Sequence[Compared], groups: Sequence[Sequence[Compared]]
                 spread.append({"names": names, "mean": fmean(of_group), "sd": stdev(of_group)})
         intervals = [None if None in bound else bound for bound in bounds]
         yield {"figure": key, "values": values, "intervals": intervals, "spread": spread}
+
+
+def _is_repeated(key: str, maps: Sequence[Mapping[str, float]]) -> bool:
+    """Return True for a figure of a task's score that is the same as that of the metric which it stands for."""
+    task, score, end = key.rpartition("_score")
+    metrics = (f"{task}_accuracy_normalised{end}", f"{task}_accuracy{end}") if score else ()
+    return any(all(figures.get(metric) == figures.get(key) for figures in maps) for metric in metrics)
 
 
 def _figures(side: Compared, with_own: bool) -> dict[str, float]:

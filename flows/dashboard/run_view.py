@@ -183,8 +183,7 @@ class RunView:
     def cost(self) -> list[tuple[str, str]]:
         """Return what the run cost so far as (subject, value); empty if that is unknown."""
         ledger = self.ledger()
-        rows = summary(ledger.account) if ledger and ledger.account.device_s else []
-        return [("effective time (ETTR)" if subject == "ETTR" else subject, value) for subject, value in rows]
+        return summary(ledger.account) if ledger and ledger.account.device_s else []
 
     def spent(self) -> list[tuple[str, str, str]]:
         """Return what the time of its devices was spent on: (kind and cause, device time, share)."""

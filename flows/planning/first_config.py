@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from corpus.config import READS_RECORDS
+from corpus.config import READS_RECORDS, SUITES, IngestConfig
+from corpus.readers.config import FileDocuments, HuggingFaceDocuments
 from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
 from corpus.recognition.first_records import first_record_problems
@@ -21,15 +22,26 @@ from evaluation.pages.words import compact, size
 from flows.config.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.json import read_own_json
-from infra.io.sources import size_of
+from infra.io.sources import by_name, size_of
+from infra.io.yaml import read_plain, read_text
 from infra.launch.config import LaunchConfig
 from training.config.presets import PRESETS, Preset
+
+if TYPE_CHECKING:
+    from corpus.recognition.fitting_rules import FittingRules
 
 BYTES_A_TOKEN = 3.5
 """Bytes per token of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
 LONG_TEXT, CUT = 50_000, 3000
 """Text files longer than the first number of bytes are cut at the first end of a paragraph after the second number of
 characters."""
+VOCABULARIES = ((50e3, 512), (150e3, 1024), (400e3, 2048), (50e6, 4096), (1e9, 16_384), (math.inf, 50_257))
+"""Entries of the tokenizer for less text than this number of bytes. 90 kB of short notes give 3,600 at most, and
+cleaning leaves less text than there is."""
+FEW = 40
+"""Number of text files below which they are cut too, if that gives so many documents."""
+SAMPLE_ERROR = 0.01
+"""Distance from a limit of a suite that a share of a sample is taken for below it."""
 COMPRESSED = 3.0
 """Compression ratio of text on disk: gzip on English, about."""
 TOKENS_A_PARAMETER = 20
@@ -120,7 +132,9 @@ def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
     keys = dict(reading.keys)
     if not group.sample:
         # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
-        is_long = group.format == "text" and unpacked > len(files) * LONG_TEXT
+        # The same holds for a few longer files.
+        is_few = len(files) < FEW and unpacked > FEW * CUT
+        is_long = group.format == "text" and (unpacked > len(files) * LONG_TEXT or is_few)
         count = int(unpacked) // CUT if is_long else len(files)
         keys |= {"cut_characters": CUT} if is_long else {}
         return InspectedSource(
@@ -166,7 +180,7 @@ def fit(text_bytes: int) -> FittingSizes:
     # GPT-3's smallest took half a million tokens (Brown et al. 2020, table 2.1); a small training needs steps more.
     batch = max(4 * length, min(1 << 19, 1 << max(0, int(math.log2(max(1, trained / 1000))))))
     batch -= batch % length
-    vocabulary = 4096 if text_bytes < 50e6 else 16_384 if text_bytes < 1e9 else 50_257
+    vocabulary = next(size for most_bytes, size in VOCABULARIES if text_bytes < most_bytes)
     trained = max(trained, batch)
     disk = 4 * text_bytes + 4 * tokens + 60 * preset.parameters
     return FittingSizes(
@@ -182,8 +196,14 @@ def _seconds(preset: Preset, tokens: int) -> float | None:
     return 6 * preset.parameters * tokens / (MFU * peak) if peak else None
 
 
-def first_config(name: str, sources: Sequence[InspectedSource], fitted: FittingSizes) -> str:
-    """The YAML text, with the findings next to it. Stages that nothing was given for are left out."""
+def first_config(
+    name: str, sources: Sequence[InspectedSource], fitted: FittingSizes, rules: FittingRules | None = None
+) -> str:
+    """The YAML text, with the findings next to it. Stages that nothing was given for are left out.
+
+    Args:
+        rules: of cleaning; None for the default ones.
+    """
     kinds = {source.kind for source in sources}
     lines = [
         "# Made by `stemma init` from the content of the files; sizes are estimates. Review it, then:",
@@ -194,8 +214,8 @@ def first_config(name: str, sources: Sequence[InspectedSource], fitted: FittingS
         "",
         *_section("ingest", "documents", sources),
         "",
-        "validate: # Great Expectations suites; configs/suites has their limits",
-        "clean: # Gopher's rules, for prose; code and lists need looser ones (configs/quickstart.yaml)",
+        *_validate(rules),
+        *_clean(rules),
         "dedupe:",
         "",
         f"tokenizer: {{vocab_size: {fitted.vocab_size}}}",
@@ -219,12 +239,13 @@ LONGEST_TUNED, LONGEST_READ = 1024, 2048
 these are fewer."""
 
 
-def tuning_config(name: str, model: str, sources: Sequence[InspectedSource]) -> str:
+def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rules: FittingRules | None = None) -> str:
     """The YAML text that trains an open model further: on documents, then on instructions, then on preferences, as far
     as they were given.
 
     Args:
         model: the model's folder.
+        rules: of cleaning; None for the default ones.
     """
     kinds = {source.kind for source in sources}
     positions = _positions(Path(model))
@@ -245,8 +266,8 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource]) -> 
         lines += [
             *_section("ingest", "documents", sources),
             "",
-            "validate: # Great Expectations suites; configs/suites has their limits",
-            "clean: # Gopher's rules, for prose; code and lists need looser ones (configs/quickstart.yaml)",
+            *_validate(rules),
+            *_clean(rules),
             "dedupe:",
             "",
         ]
@@ -306,6 +327,68 @@ def _why(fitted: FittingSizes) -> str:
     return f"the largest preset that about {compact(fitted.tokens)} tokens can train"
 
 
+def tried_rules(sources: Sequence[InspectedSource]) -> FittingRules | None:
+    """The cleaning rules that fit a sample of the documents; None where there are none. Takes some seconds, on a new
+    machine some ten more (native code is compiled)."""
+    from corpus.recognition.fitting_rules import fitting_rules, sample_texts
+
+    documents = [{**source.source, **source.keys} for source in sources if source.kind == "documents"]
+    if not documents:
+        return None
+    samples = []
+    for source in IngestConfig.model_validate({"read": documents}).read:
+        assert isinstance(source, FileDocuments | HuggingFaceDocuments)
+        samples.append(sample_texts(source, [file for file in by_name(source.places()) if size_of(file)]))
+    return fitting_rules(samples)
+
+
+def _validate(rules: FittingRules | None) -> list[str]:
+    """The section `validate`, whose share of texts that look like language is that of the sample where it is lower."""
+    lines = ["validate: # Great Expectations suites; configs/suites has their limits"]
+    if rules is None or not rules.documents:
+        return lines
+    for kind, share in (("documents", rules.language_like), ("clean", rules.language_like_kept)):
+        limit = read_plain(read_text(SUITES / f"{kind}.yaml"))["limits"]["min_language_like_share"]
+        if share < limit + SAMPLE_ERROR:
+            lowered = max(0, math.floor(100 * (share - 0.05)) / 100)
+            reason = f"{share:.0%} of the sampled documents look like language; by default {limit:.0%} must"
+            lines.append(f"  {kind}: {{min_language_like_share: {lowered:g}}} # {reason}")
+    return lines
+
+
+def _clean(rules: FittingRules | None) -> list[str]:
+    """The section `clean`, with the reason for each rule that is turned off."""
+    if rules is None or not rules.documents:
+        return ["clean: # Gopher's rules, for prose"]
+    tried = f"{rules.documents:,} sampled documents"
+    if not rules.left_out:
+        return [f"clean: # Gopher's rules, for prose; they drop {rules.dropped:.0%} of {tried}"]
+    lines = [
+        f"clean: # Gopher's rules, for prose, but for those that drop too many of {tried}",
+        f"  # (their shares are below). The other rules drop {rules.dropped:.0%} of them.",
+    ]
+    for family, keys in rules.keys.items():
+        if not isinstance(keys, Mapping):
+            lines.append(f"  {family}: {_value(keys)} # {_reasons(rules, family)}")
+            continue
+        lines.append(f"  {family}:")
+        lines += [f"    {key}: {_value(value)} # {_reasons(rules, f'{family}.{key}')}" for key, value in keys.items()]
+    return lines
+
+
+def _reasons(rules: FittingRules, key: str) -> str:
+    """The limits of a key that are turned off, and the shares that they would drop."""
+    reasons = []
+    for left in rules.left_out:
+        name, limit = left.rule.name, left.rule.low if left.rule.high == math.inf else left.rule.high
+        if name == key:
+            reasons.append(f"{limit:,g} would drop {left.share:.0%}")
+        elif name.startswith(f"{key}."):
+            reasons.append(f"n={name.rpartition('.')[2]} would drop {left.share:.0%}")
+    first, *more = reasons
+    return ", ".join([first, *(reason.replace(" would drop", "") for reason in more)])
+
+
 def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> list[str]:
     lines = [f"{section}:", "  read:"]
     chosen = [source for source in sources if source.kind == kind]
@@ -342,7 +425,7 @@ def source_names(sources: Sequence[InspectedSource]) -> list[str]:
 
 def _value(value: Any) -> str:
     """A value in YAML."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, str):
         return _quoted(value)

@@ -19,6 +19,9 @@ from tasks.building.explain import Change, changes, find, made_by_others, unread
 from tasks.building.promoted import held_against
 from tasks.stage import Node
 
+NAMED_UPSTREAM = 4
+"""Stages that a stage waits for which are named; `stemma check --needs` lists all that it reads."""
+
 
 @dataclass(frozen=True)
 class PlannedStage:
@@ -105,7 +108,9 @@ def _row(
     waits_for = [name for name in dict.fromkeys(node.inputs.values()) if rows[name].manifest is None]
     if waits_for:
         store.hashes.digests(node.sources())  # reports now what is missing, not when its turn comes
-        message = ", ".join(waits_for)
+        more = len(waits_for) - NAMED_UPSTREAM
+        message = ", ".join(waits_for if more <= 1 else waits_for[:NAMED_UPSTREAM])
+        message += f" and {more} others" if more > 1 else ""
         return PlannedStage(
             node, "build", (Change("upstream", f"{message} will be built; reused if its bytes are the same"),)
         )

@@ -146,7 +146,7 @@ def _sheet(document: dict[str, Any], store: Store) -> str:
             [row["name"], row["figure"], number(row["difference"]), bounds(row), "yes" if row["shown"] else "no"]
             for row in document["ablations"]
         ]
-        lines += ["", *_table(["ablation", "figure", "less the base", "95 % interval", "more than chance"], rows)]
+        lines += ["", *_table(["ablation", "figure", "minus the base", "95 % interval", "more than chance"], rows)]
     if document["law"]:
         lines += ["", *(f"- {sentence}" for sentence in law_sentences(document["law"]))]
         lines += [f"- {sentence}" for sentence in isoflop_sentences(document["law"]["isoflop"])]

@@ -18,6 +18,11 @@ FILES = (RECORD, PLANNED)
 """Files of an artifact that its cost is read from."""
 
 
+EFFECTIVE_TIME = "effective time (ETTR)"
+EFFECTIVE_TIME_MEANS = "the share of device time spent on work that counts, not on waiting, redoing or losing work"
+"""ETTR: effective training time ratio."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """Cost of one artifact.
@@ -113,15 +118,14 @@ class CostOfAll:
 def summary(account: Account) -> list[tuple[str, str]]:
     """Return an account in words: (subject, value) pairs for tables and pages."""
     estimated = " (estimated)" if account.is_estimated else ""
-    usd = f"{account.usd:,.2f}" if account.usd >= 0.01 else f"{account.usd:.4f}"
     rows = [
-        ("ETTR", "unknown" if account.ettr is None else f"{100 * account.ettr:.1f} %"),
+        (EFFECTIVE_TIME, "unknown" if account.ettr is None else f"{100 * account.ettr:.1f} %"),
         ("device time", hours(account.device_s)),
-        ("money", _known(f"{usd} USD (estimated)", account.usd, account.unpriced_s)),
-        ("energy", _known(f"{_short(account.energy_j / 3.6e6)} kWh{estimated}", account.energy_j, account.unmetered_s)),
+        ("money", _known(f"{money(account.usd)} USD (estimated)", account.usd, account.unpriced_s)),
+        ("energy", _known(f"{energy(account.energy_j)}{estimated}", account.energy_j, account.unmetered_s)),
         (
             "emissions",
-            _known(f"{_short(account.carbon_kg)} kg CO2e (estimated)", account.energy_j, account.unmetered_s),
+            _known(f"{mass(account.carbon_kg)} CO2e (estimated)", account.energy_j, account.unmetered_s),
         ),
         ("tokens trained on", f"{account.tokens:,.0f}"),
         ("restarts", str(account.restarts)),
@@ -141,7 +145,7 @@ def card_section(cost: CostOfAll) -> str:
     account = cost.account
     shares = {kind: account.total(kind) / account.device_s for kind in KINDS} if account.device_s else {}
     shown = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in shares.items())
-    lines += ["", f"Device time: {shown}. ETTR, the effective training time ratio, is the useful share."]
+    lines += ["", f"Device time: {shown}.", "", f"{EFFECTIVE_TIME}: {EFFECTIVE_TIME_MEANS}."]
     if unknown := [each.step or each.artifact for each in cost.unknown]:
         lines += ["", f"Not included, since unknown: {', '.join(unknown)}."]
     return "\n".join(lines)
@@ -179,6 +183,27 @@ def _known(text: str, value: float, unknown_s: float) -> str:
     if not unknown_s:
         return text
     return f"{text}, without {hours(unknown_s)} of unknown devices" if value else "unknown: set launch.cost"
+
+
+def money(usd: float) -> str:
+    """Return an amount of US dollars as text: 12.34, or <0.01."""
+    return "<0.01" if 0 < usd < 0.005 else f"{usd:,.2f}"
+
+
+def energy(joules: float) -> str:
+    """Return an amount of energy in the unit that fits: 4.19 Wh, 52.9 mWh."""
+    watt_hours = joules / 3600
+    return _scaled(watt_hours, ((1000, "kWh"), (1, "Wh"), (0.001, "mWh")))
+
+
+def mass(kilograms: float) -> str:
+    """Return a mass in the unit that fits: 2.01 g, 1.2 kg."""
+    return _scaled(kilograms, ((1, "kg"), (0.001, "g"), (1e-6, "mg")))
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    scale, unit = next((pair for pair in units if value >= pair[0]), units[-1])
+    return f"{_short(value / scale)} {unit}"
 
 
 def _short(value: float) -> str:

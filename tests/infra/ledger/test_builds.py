@@ -64,6 +64,6 @@ def test_a_card_names_the_ancestors_whose_cost_is_unknown(tmp_path: Path) -> Non
     imported = cost_of(tmp_path / "none", "ingest/f", "ingest", is_imported=True)
     within = Cost("measurement/f", "measured", Account(), within="pretrain/f")
     card = card_section(CostOfAll([known, old, imported, within]))
-    assert "| ETTR | 50.0 % |" in card
+    assert "| effective time (ETTR) | 50.0 % |" in card and "work that counts" in card
     assert "Not included, since unknown: shard, ingest." in card
     assert card_section(CostOfAll([old, within])).endswith("Unknown: no record of its time was kept.")

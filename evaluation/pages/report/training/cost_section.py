@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from evaluation.pages.parts import Section, Table
-from evaluation.pages.words import fixed, percent
+from evaluation.pages.words import percent
 from evaluation.results.pipeline import PipelineResults
 from infra.ledger.account import Account
-from infra.ledger.builds import Cost, CostOfAll, cost_of, hours, parts, summary
+from infra.ledger.builds import EFFECTIVE_TIME_MEANS, Cost, CostOfAll, cost_of, energy, hours, money, parts, summary
 
 
 def costs_of(pipeline: PipelineResults) -> CostOfAll:
@@ -42,10 +42,10 @@ def cost(pipeline: PipelineResults) -> Section:
         Table("What the time was spent on", ["kind", "cause", "device time", "share"], spent, numeric=(2, 3)),
         Table(
             "By stage",
-            ["stage", "device time", "ETTR", "USD", "kWh", "restarts", "planned steps", "measured"],
+            ["stage", "device time", "effective time", "USD", "energy", "restarts", "planned steps", "measured"],
             [_row(of_one) for of_one in every.costs],
-            "Energy is an estimate where no driver reports it, and so are prices and emissions: see docs/cost.md. "
-            "Planned as stemma check does.",
+            f"Effective time is {EFFECTIVE_TIME_MEANS}. Energy is an estimate where no driver reports it, and so are "
+            "prices and emissions: see docs/cost.md. Planned as stemma check does.",
             numeric=tuple(range(1, 8)),
         ),
     ]
@@ -72,8 +72,8 @@ def _row(of_one: Cost) -> list[str]:
         of_one.step,
         hours(account.device_s),
         "" if account.ettr is None else percent(account.ettr),
-        fixed(account.usd, 4),
-        f"{account.energy_j / 3.6e6:.3g}",
+        money(account.usd),
+        energy(account.energy_j),
         str(account.restarts),
         f"{planned[1]:,.1f} s" if planned else "",
         f"{of_one.measured_s:,.1f} s" if planned and of_one.measured_s is not None else "",
