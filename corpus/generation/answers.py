@@ -36,9 +36,9 @@ class EndpointAnswer:
         """Fault of the answer: failed, empty or truncated; "" for a complete one."""
         if self.finish == "content_filter":
             return "failed"
-        if not self.text.strip():
-            return "empty"
-        return "truncated" if self.finish == "length" else ""
+        if self.finish == "length":  # also without text: a model that thinks may reach the limit before it answers
+            return "truncated"
+        return "" if self.text.strip() else "empty"
 
 
 class AnswerStore:

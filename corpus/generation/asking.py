@@ -30,6 +30,7 @@ from corpus.readers.record import Unreadable
 from infra.errors import Problem, StageError, stage_error
 from infra.process.pace import Pace
 from infra.run import Run
+from infra.secrets import hide
 
 POLL_S = 0.2
 AHEAD = 8
@@ -153,7 +154,7 @@ class Asking:
             "id": asked_document.document.id,
             "source": asked_document.document.source,
             "fault": fault,
-            "reason": reason,
+            "reason": hide(reason),  # an endpoint may quote the key in its refusal
         }
         self._unanswered.write(json.dumps(line, ensure_ascii=False) + "\n")
         limit = getattr(self.config.answer_limits, fault)
@@ -264,7 +265,9 @@ class Asking:
             asked_document.reason = _REASONS.get(asked_document.fault, "")
             samples = [received[start : start + size] for start in range(0, len(received), size)]
             bad = {"failed", "empty"} if self.config.keep_truncated else {"failed", "empty", "truncated"}
-            asked_document.samples = [some for some in samples if not bad & {answer.fault for answer in some}]
+            asked_document.samples = [
+                some for some in samples if all(answer.text.strip() and answer.fault not in bad for answer in some)
+            ]
         if asked_document.fault:
             self.fault(asked_document, asked_document.fault, asked_document.reason)
 

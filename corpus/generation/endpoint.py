@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
 from corpus.generation.answers import AnswerStore, EndpointAnswer
 from corpus.generation.config import EndpointConfig, SamplingConfig
-from corpus.readers.encodings import whole_characters
+from corpus.generation.responses import answer_of, is_out_of_quota, message_of
 from infra.errors import StageError, shortened, stage_error
-from infra.io.json import parse_json
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 LONGEST_RETRY_AFTER_S = 3600.0
@@ -38,7 +37,6 @@ _REFUSED = {
     404: "correct endpoint.url or endpoint.model",
     405: "correct endpoint.url",
 }
-_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,15 @@ class EndpointFailure:
 
 @dataclass(frozen=True)
 class _Fault:
-    """Why one attempt gave no answer. status: of HTTP; 0 where there was none. after_s: the endpoint's Retry-After."""
+    """Why one attempt gave no answer. status: of HTTP; 0 where there was none. after_s: the endpoint's Retry-After.
+    is_final: no request would be answered."""
 
     reason: str
     status: int = 0
     is_repeated: bool = False
     after_s: float = 0.0
     is_unreachable: bool = False
+    is_final: bool = False
 
 
 class Endpoint:
@@ -90,6 +90,7 @@ class Endpoint:
         self._config, self._sampling, self._answers, self._where = config, sampling, answers, where
         self._sleep, self._now = sleep, now
         headers = {"Authorization": f"Bearer {key}"} if (key := self._key()) else {}
+        self._base = config.url
         self._client = httpx.AsyncClient(
             headers={**headers, "Content-Type": "application/json"},
             timeout=httpx.Timeout(config.timeout_s, connect=min(CONNECT_S, config.timeout_s)),
@@ -127,7 +128,7 @@ class Endpoint:
         await self._client.aclose()
 
     async def _answer_to(self, key: str, body: Mapping[str, Any]) -> EndpointAnswer | EndpointFailure:
-        named = {"model": self._config.model, **body, self._config.token_limit_key: body["max_tokens"]}
+        named = {"model": self._config.model, "stream": False, **body, self._config.token_limit_key: body["max_tokens"]}
         if self._config.token_limit_key != "max_tokens":
             del named["max_tokens"]
         content = json.dumps(named, ensure_ascii=False).encode()
@@ -145,6 +146,10 @@ class Endpoint:
             fault = answer
             if fault.status in _REFUSED or 300 <= fault.status < 400:
                 raise self._error("endpoint_refused", fault.reason, _REFUSED.get(fault.status, "correct endpoint.url"))
+            if fault.is_final:
+                raise self._error(
+                    "rate_limited", fault.reason, "look at the account of the endpoint; then run it again"
+                )
             if fault.after_s > LONGEST_RETRY_AFTER_S:
                 message = f"{fault.reason}; it asks for a pause of {fault.after_s / 3600:.1f} hours"
                 raise self._error("rate_limited", message, "run it again then: it continues from the cached answers")
@@ -175,7 +180,17 @@ class Endpoint:
             await self._sleep(left)
 
     async def _post(self, content: bytes) -> EndpointAnswer | _Fault:
-        url = f"{self._config.url}/chat/completions"
+        answer = await self._post_to(self._base, content)
+        is_missing = isinstance(answer, _Fault) and answer.status in (200, 404, 405)
+        if is_missing and self._base == self._config.url and urlsplit(self._base).path == "":
+            # Most servers have the protocol under /v1 alone, and their addresses are often written without it.
+            answer = await self._post_to(f"{self._base}/v1", content)
+            if isinstance(answer, EndpointAnswer):
+                self._base = f"{self._config.url}/v1"
+        return answer
+
+    async def _post_to(self, base: str, content: bytes) -> EndpointAnswer | _Fault:
+        url = f"{base}/chat/completions"
         try:
             async with (
                 asyncio.timeout(self._config.timeout_s),
@@ -195,14 +210,17 @@ class Endpoint:
         except (httpx.DecodingError, httpx.InvalidURL) as error:
             return _Fault(_message(error))
         if got.status_code != 200:
-            reason = f"HTTP {got.status_code}: {_message_of(body)}"
+            reason = f"HTTP {got.status_code}: {message_of(body)}"
+            if 300 <= got.status_code < 400 and (location := got.headers.get("location")):
+                reason = f"HTTP {got.status_code}: it is at {shortened(location)}"
             is_repeated = got.status_code in _RETRIED or got.status_code >= 500
             after_s = _retry_after(got.headers.get("retry-after")) if is_repeated else 0.0
-            return _Fault(reason, got.status_code, is_repeated, after_s)
+            is_final = got.status_code == 429 and is_out_of_quota(body)
+            return _Fault(reason, got.status_code, is_repeated, after_s, is_final=is_final)
         try:
-            return _answer_of(body)
+            return answer_of(body)
         except ValueError as error:  # a proxy's page, or an error inside an answer of 200
-            return _Fault(f"no answer of OpenAI's form ({error}): {_message_of(body)}", 200, is_repeated=True)
+            return _Fault(f"no answer of OpenAI's form ({error}): {message_of(body)}", 200, is_repeated=True)
 
     async def _keep(self, key: str, answer: EndpointAnswer) -> None:
         """Return once the answer is on the disk, with all that came while others were being written."""
@@ -242,35 +260,6 @@ class Endpoint:
 
     def _error(self, code: str, message: str, fix: str) -> StageError:
         return stage_error(code, self._where, f"{self._config.url}: {message}", fix)
-
-
-def _answer_of(body: bytes) -> EndpointAnswer:
-    """Raise ValueError for anything but an answer of /chat/completions."""
-    content = parse_json(body, surrogates=True)
-    try:
-        choice = content["choices"][0]
-        text, finish = choice["message"].get("content"), choice.get("finish_reason")
-    except (LookupError, TypeError, AttributeError):
-        raise ValueError("expected choices with a message") from None
-    if text is not None and not isinstance(text, str):
-        raise ValueError("expected a message whose content is a text")
-    usage = content.get("usage") if isinstance(content.get("usage"), dict) else {}
-    tokens = [
-        count if isinstance(count := usage.get(f"{kind}_tokens"), int) else 0 for kind in ("prompt", "completion")
-    ]
-    model = content.get("model")
-    written = _THOUGHTS.sub("", whole_characters(text or "").replace("\0", ""))
-    return EndpointAnswer(written, str(finish or "stop"), model if isinstance(model, str) else "", *tokens)
-
-
-def _message_of(body: bytes) -> str:
-    """Return the message in the body of an error, in one line."""
-    text = body[:4000].decode("utf8", "replace")
-    with suppress(ValueError):
-        content = parse_json(body)
-        error = content.get("error", content) if isinstance(content, dict) else content
-        text = str((error.get("message") or error.get("detail") or error) if isinstance(error, dict) else error)
-    return shortened(" ".join(text.split())) or "without a word"
 
 
 def _message(error: Exception) -> str:

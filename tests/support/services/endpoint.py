@@ -44,6 +44,12 @@ def endpoint(reply: Callable[[dict[str, Any], int], Reply]) -> Iterator[tuple[st
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
+            if self.path != "/v1/chat/completions":
+                self.rfile.read(int(self.headers["content-length"]))
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with calls.lock:
                 number = len(calls.bodies)
