@@ -128,7 +128,7 @@ def test_thoughts_without_an_answer_never_become_a_document(tmp_path: Path, monk
 
 
 def test_only_whole_answers_are_kept(tmp_path: Path) -> None:
-    """What a run that ended in the middle asks for again is what never came."""
+    """A later run requests the answers that never came complete."""
     with endpoint(lambda *_: (200, "<html>", {})) as (url, _):
         assert isinstance(answers_of(url, tmp_path, attempts=2)[0], EndpointFailure)
     with endpoint(lambda *_: completion("Two.")) as (url, calls):
