@@ -97,7 +97,7 @@ def separate_messages(sample: Sequence[Record], text_field: str) -> Problem | No
     if not given or not {str(role).lower() for role in given} <= {*ROLES, *CALLS, *RESULTS}:
         return None
     path = sample[0].file
-    message = f"expected documents or whole conversations, found one message in each record: {field} says who speaks"
+    message = f"expected documents or whole conversations, found one message in each record: {field} names the speaker"
     fix = (
         "join the messages of a conversation into a list under `messages`; or read each as a document by --text-field "
         f"{path}={text_field}"
@@ -109,7 +109,7 @@ def rendered_chat(sample: Sequence[Record], text_field: str) -> Problem | None:
     """The problem of conversations that a chat template has made texts of: as documents, the answers are not learnt as
     such, and its marks become words."""
     texts = [text for record in sample if isinstance(text := pick(record.value, text_field), str)]
-    marks = [found for text in texts if len(found := _CHAT_MARKS.findall(text[:20_000])) > 1]
+    marks = [matches for text in texts if len(matches := _CHAT_MARKS.findall(text[:20_000])) > 1]
     if len(marks) <= MOST * len(sample):
         return None
     path = sample[0].file
@@ -118,8 +118,8 @@ def rendered_chat(sample: Sequence[Record], text_field: str) -> Problem | None:
         f"{marks[0][0].strip()} in {len(marks)} of {len(sample)} records"
     )
     fix = (
-        "write the messages as a list under `messages`, or prompt and response as fields; or read the texts as they "
-        f"are by --text-field {path}={text_field}"
+        "write the messages as a list under `messages`, or prompt and response as fields; or read the texts "
+        f"unchanged by --text-field {path}={text_field}"
     )
     return Problem("rendered_chat", sample[0].place, message, fix)
 

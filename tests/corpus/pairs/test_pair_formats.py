@@ -145,9 +145,9 @@ def test_lines_before_a_table_are_no_records(
     out = io.StringIO(newline="")
     rows = [names, *([str(n), f"{LONG}{n}"] for n in range(5))]
     csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL).writerows(rows)
-    place = Path(write("a.csv", before + out.getvalue()))
-    found = [item.value for item in read_delimited(place, "auto", 100_000) if isinstance(item, Record)]
-    assert found == [dict(zip(names, row, strict=True)) for row in rows[1:]]
+    path = Path(write("a.csv", before + out.getvalue()))
+    records = [item.value for item in read_delimited(path, "auto", 100_000) if isinstance(item, Record)]
+    assert records == [dict(zip(names, row, strict=True)) for row in rows[1:]]
 
 
 def test_quotes_in_an_unquoted_tsv_are_text(write: Callable[..., str]) -> None:

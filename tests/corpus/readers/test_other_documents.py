@@ -258,8 +258,8 @@ def test_other_contents_are_named(name: str, content: str, code: str, tmp_path: 
     [problem] = refused.value.problems
     assert problem.code == code and problem.fix
     if code == "misnamed_file":
-        [found], _ = look(str(tmp_path / name))
-        source = FileDocuments(**{**found.source, **found.keys})
+        [inspected], _ = look(str(tmp_path / name))
+        source = FileDocuments(**{**inspected.source, **inspected.keys})
         assert first_record_problems(IngestConfig(read=[source])) == []
 
 
