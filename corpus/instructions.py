@@ -162,6 +162,8 @@ def pair_of(record: Record, source: InstructionOptions) -> Pair:
         return _checked(record, source, exchange.prompt, exchange.answer, exchange.group)
     tools = tools_of(record.value.get("tools"))
     messages = _messages(record, source)
+    if messages and _is_not_learnt(messages[-1]):
+        raise Unreadable("no answer: the last message is marked as one that is not to be learnt")
     if tools or has_tools(messages):
         talk = tool_exchange_of(messages, tools, source.trim_conversations)
         return _checked(record, source, talk.prompt, talk.response, talk.first_turn, with_tools=talk)
@@ -175,6 +177,11 @@ def pair_of(record: Record, source: InstructionOptions) -> Pair:
         turns = trimmed(turns)
     dialogue = exchange_of_turns(turns)
     return _checked(record, source, dialogue.prompt, dialogue.response, dialogue.first_turn, dialogue.history)
+
+
+def _is_not_learnt(message: Any) -> bool:
+    """Return True for the marks of OpenAI's (`weight`) and Axolotl's (`train`) files."""
+    return isinstance(message, Mapping) and (message.get("weight") == 0 or message.get("train") is False)
 
 
 def _messages(record: Record, source: InstructionOptions) -> list[Any]:

@@ -22,19 +22,19 @@ _FINISHES = {
     "max_output_tokens": "length",
     "safety": "content_filter",
 }
-"""Reasons that servers give in words of their own."""
+"""Other names of the same reasons."""
 _TEXT_PARTS = (None, "text", "output_text")
 
 
 def answer_of(body: bytes) -> EndpointAnswer:
     """Return the answer in a body: JSON, or the events of a stream, which some servers send unasked.
 
-    Only the answer is kept of a model that thinks, whether its thoughts are in fields of their own, in parts, or in
+    Only the answer is kept of a model that thinks, whether its thoughts are in separate fields, in parts, or in
     `<think>`. Raises ValueError for anything but a complete answer.
     """
-    whole = _joined(body) if _STREAM.match(body) else parse_json(body, surrogates=True)
+    response = _joined(body) if _STREAM.match(body) else parse_json(body, surrogates=True)
     try:
-        choice = whole["choices"][0]
+        choice = response["choices"][0]
         message = choice["message"]
         text, refusal = message.get("content"), message.get("refusal")
     except (LookupError, TypeError, AttributeError):
@@ -45,10 +45,10 @@ def answer_of(body: bytes) -> EndpointAnswer:
     text = _text_of(text)
     if not text and isinstance(refusal, str) and refusal:
         finish = "content_filter"
-    usage = whole.get("usage")
+    usage = response.get("usage")
     counts = [usage.get(f"{kind}_tokens") if isinstance(usage, dict) else 0 for kind in ("prompt", "completion")]
     tokens = [count if isinstance(count, int) else 0 for count in counts]
-    model = whole.get("model")
+    model = response.get("model")
     written = without_thoughts(whole_characters(text).replace("\0", ""))
     return EndpointAnswer(written, _FINISHES.get(finish, finish), model if isinstance(model, str) else "", *tokens)
 
@@ -69,7 +69,7 @@ def message_of(body: bytes) -> str:
 
 
 def is_out_of_quota(body: bytes) -> bool:
-    """Whether the body of a 429 reports an account without credit, which no pause restores."""
+    """Return True if the body of a 429 reports an account without credit, which no pause restores."""
     return b'"insufficient_quota"' in body
 
 
@@ -89,7 +89,7 @@ def _joined(body: bytes) -> dict[str, Any]:
     """The one response that the events of a stream amount to."""
     texts: list[str] = []
     refusals: list[str] = []
-    whole: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     finish, is_done = None, False
     for data in _events(body):
         if data == "[DONE]":
@@ -98,7 +98,7 @@ def _joined(body: bytes) -> dict[str, Any]:
         event = parse_json(data, surrogates=True)
         if not isinstance(event, dict) or event.get("error"):
             raise ValueError("an error within a stream")
-        whole |= {key: event[key] for key in ("model", "usage") if event.get(key)}
+        response |= {key: event[key] for key in ("model", "usage") if event.get(key)}
         for choice in event.get("choices") or []:
             if not isinstance(choice, dict) or choice.get("index", 0) != 0:
                 continue
@@ -111,7 +111,7 @@ def _joined(body: bytes) -> dict[str, Any]:
     if not finish and not is_done:
         raise ValueError("a stream that broke off")
     message = {"content": "".join(texts), "refusal": "".join(refusals)}
-    return {**whole, "choices": [{"message": message, "finish_reason": finish}]}
+    return {**response, "choices": [{"message": message, "finish_reason": finish}]}
 
 
 def _events(body: bytes) -> Iterator[str]:

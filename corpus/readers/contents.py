@@ -14,6 +14,7 @@ from corpus.readers.formats.delimited import agreement, dialect_of
 from corpus.readers.formats.header import NAMES
 from corpus.readers.plan import suffix_of
 from corpus.readers.streams import in_utf8_lines
+from corpus.readers.unread import refuse_format, suffix_by_magic
 from infra.errors import StageError, stage_error
 from infra.io.bounded import opened
 from infra.io.json import BadJson, parse_json
@@ -30,11 +31,16 @@ NAMED = {
     "arrow": "an Arrow file",
     "html": "an HTML page",
     "warc": "a WARC archive",
+    "text": "text",
 }
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"WARC/1.": "warc"}
 _PAGE = re.compile(
     rb"\s*(?:<\?xml[^>]{0,200}\?>\s*)?(?:<!--.{0,1000}?-->\s*)?<(?:!doctype html|html)[\s>]", re.I | re.S
 )
+_XML = re.compile(rb"\s*<\?xml\s")
+_JSON_LINE = re.compile(rb'^\s*[\[{"]', re.MULTILINE)
+_WORDS = re.compile(rb"[A-Za-z\x80-\xff]{2,} \S+ \S+ \S+")
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 _LIST = re.compile(rb'\[\s*\{\s*"[^"\n]{1,200}"\s*:')
 _OBJECT = re.compile(rb'\{\s*"[^"\n]{1,200}"\s*:')
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,40}")
@@ -52,17 +58,31 @@ def refuse_misnamed(file: Place, kind: str, encoding: str, key: str, text_field:
     """
     if kind == "text" and content == "html":  # pages under any name
         kind = "html"
+    if suffix := unread_content(file, kind):
+        raise refuse_format(file, suffix)
     recognised = content_format(file, kind, encoding, text_field)
     if not recognised or recognised == kind:
         return
     suffix = suffix_of(file)
     expected = f"expected what {suffix} files hold" if suffix else "expected text, as in files without a suffix"
-    fix = f"rename the file to what it holds, e.g. to end in .{recognised}"
+    fix = f"rename the file to what it holds, e.g. to end in .{'txt' if recognised == 'text' else recognised}"
     if key and (content or recognised in ("jsonl", "csv", "parquet", "arrow")):
         is_readable = kind in PROSE_FORMATS and recognised in ("jsonl", "csv", "html")
         as_text = ", or text to read it unchanged" if is_readable else ""
         fix = f"set {key}.format: {recognised}{as_text}, in a source of its own if other files differ; or {fix}"
     raise stage_error("misnamed_file", str(file), f"{expected}, found {NAMED[recognised]}", fix)
+
+
+def unread_content(file: Place, kind: str) -> str:
+    """The suffix in UNREAD of a table or text that holds what no reader reads; "" for another one."""
+    if kind not in ("text", "parquet", "arrow", "jsonl", "csv"):
+        return ""
+    with opened(file) as raw:
+        start = raw.peek(SAMPLE_BYTES)[:SAMPLE_BYTES].removeprefix(b"\xef\xbb\xbf")
+    if kind in ("parquet", "arrow", "jsonl", "csv"):
+        return suffix_by_magic(start)
+    is_prose = suffix_of(file) in PROSE_SUFFIXES
+    return ".xml" if is_prose and _XML.match(start) and not _PAGE.match(start) else ""
 
 
 def content_format(file: Place, kind: str, encoding: str, text_field: str) -> str:
@@ -96,7 +116,9 @@ def content_format(file: Place, kind: str, encoding: str, text_field: str) -> st
         text = decode(start[: start.rfind(b"\n") + 1], encoding, likely=likely)[0]
     except UnicodeDecodeError:
         return ""
-    return "csv" if _is_table(text, file.name) else ""
+    if _is_table(text, file.name):
+        return "csv"
+    return "text" if kind in ("parquet", "arrow", "jsonl") and _is_text(start, kind) else ""
 
 
 def _is_json(start: bytes, is_whole: bool, text_field: str | None) -> bool:
@@ -114,10 +136,17 @@ def _is_json(start: bytes, is_whole: bool, text_field: str | None) -> bool:
     first = _object(lines[0])
     if first is not None and len(lines) > 1:
         return lines[1].startswith(b"{")
-    if not is_whole:
-        return len(lines) == 1  # a record that is longer than the sample
+    if not is_whole:  # a record that is longer than the sample
+        return len(lines) == 1 and (text_field is None or b'"%s"' % text_field.encode() in start)
     alone = first if first is not None else _object(start)
     return alone is not None and (text_field is None or text_field in alone)
+
+
+def _is_text(start: bytes, kind: str) -> bool:
+    """Return True for words under the name of a format that has none at its beginning, or on no line."""
+    if _BINARY.search(start) or _WORDS.search(start[:4096]) is None:
+        return False
+    return _JSON_LINE.search(start) is None if kind == "jsonl" else not _is_json(start.lstrip(), False, None)
 
 
 def _object(text: bytes) -> dict[str, object] | None:

@@ -25,6 +25,7 @@ FORMATS = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".arrow": "arrow",
+    ".arrows": "arrow",
     ".feather": "arrow",
     ".csv": "csv",
     ".tsv": "csv",

@@ -18,7 +18,16 @@ _PDF = (
 )
 _OFFICE = "convert it, e.g. by `soffice --headless --convert-to docx FILE`"
 _BOOK = "convert it, e.g. by `ebook-convert FILE FILE.epub` of Calibre"
+_RECORDS = "write its texts as JSON Lines or Parquet"
+_SUBTITLES = "convert it, e.g. by `ffmpeg -i FILE FILE.srt`"
 _UNPACK = "unpack it into a folder, and name the folder"
+_XML = (
+    "XML",
+    "write its texts as JSON Lines (WikiExtractor does for MediaWiki dumps); `format: html` for XHTML, `format: text` "
+    "for the markup itself",
+)
+POINTER = ".gitlfs"
+"""In place of a suffix: files that Git LFS left out of a clone, which have their names alone."""
 UNREAD = {
     ".pdf": ("PDF", _PDF),
     ".ps": ("PostScript", "convert it, e.g. by `ps2ascii FILE`"),
@@ -32,11 +41,12 @@ UNREAD = {
     ".xlsx": ("Excel", "write its sheets as CSV, e.g. by `soffice --headless --convert-to csv FILE`"),
     ".mobi": ("Mobipocket", _BOOK),
     ".azw3": ("Kindle", _BOOK),
-    ".xml": (
-        "XML",
-        "write its texts as JSON Lines (WikiExtractor does for MediaWiki dumps); `format: html` for XHTML, `format: "
-        "text` for the markup itself",
-    ),
+    ".fb2": ("FictionBook", _BOOK),
+    **dict.fromkeys((".xml", ".svg", ".rss", ".atom", ".opml", ".kml", ".gpx", ".tei", ".tmx", ".xliff"), _XML),
+    ".ass": ("SubStation Alpha", _SUBTITLES),
+    ".ssa": ("SubStation Alpha", _SUBTITLES),
+    ".mbox": ("mailbox", "write each message as an .eml file, e.g. by Python's `mailbox`"),
+    ".arc": ("ARC archive", "convert it, e.g. by `warcio recompress FILE FILE.warc.gz`"),
     ".zip": ("ZIP archive", _UNPACK),
     ".tar": ("tar archive", _UNPACK),
     ".tgz": ("tar archive", _UNPACK),
@@ -45,6 +55,14 @@ UNREAD = {
     ".pkl": ("pickle", "write its texts as JSON Lines or Parquet, if you trust it: a pickle can run any code"),
     ".pickle": ("pickle", "write its texts as JSON Lines or Parquet, if you trust it: a pickle can run any code"),
     ".sqlite": ("SQLite", "write its rows as CSV, e.g. by `sqlite3 -header -csv FILE 'SELECT …'`"),
+    ".msgpack": ("MessagePack", _RECORDS),
+    ".npy": ("NumPy", _RECORDS),
+    ".npz": ("NumPy", _RECORDS),
+    ".h5": ("HDF5", _RECORDS),
+    ".hdf5": ("HDF5", _RECORDS),
+    ".ods": ("OpenDocument", "write its sheets as CSV, e.g. by `soffice --headless --convert-to csv FILE`"),
+    POINTER: ("Git LFS pointer", "fetch what it stands for, e.g. by `git lfs pull` or `hf download`"),
+    ".br": ("Brotli", "unpack it by `brotli -d FILE`, or pack it by gzip or zstd"),
     ".lz4": ("LZ4", "unpack it, e.g. by `lz4 -d FILE`, or pack it by gzip or zstd"),
     ".lzma": ("LZMA", "unpack it by `xz --format=lzma -d FILE`, or pack it by xz"),
     ".lz": ("lzip", "unpack it by `lzip -d FILE`, or pack it by xz"),
@@ -53,11 +71,19 @@ UNREAD = {
 }
 """Formats that are refused by name: what they are called, and what to do."""
 _BINARY = ("binary", "take them off the paths, or convert them to text")
-MAGIC = {b"%PDF-": ".pdf", b"{\\rtf": ".rtf", b"%!PS": ".ps", b"PK\x03\x04": ".zip", b"AT&TFORM": ".djvu"}
+MAGIC = {
+    b"%PDF-": ".pdf",
+    b"{\\rtf": ".rtf",
+    b"%!PS": ".ps",
+    b"PK\x03\x04": ".zip",
+    b"AT&TFORM": ".djvu",
+    b"filedesc://": ".arc",
+    b"version https://git-lfs.github.com/spec/": POINTER,
+}
 """First bytes of files of such formats, whatever their names."""
 
 
-MAGIC_BYTES = 16
+MAGIC_BYTES = 64
 """Bytes at the start of a file that these are looked for in."""
 
 
@@ -70,7 +96,7 @@ def reads_pdf() -> bool:
 def refuse_format(file: Place, suffix: str) -> StageError:
     """The error for a file of a format in UNREAD."""
     name, fix = UNREAD[suffix]
-    article = "an" if name[0] in "AEIORX" or name.startswith("LZ") else "a"
+    article = "an" if name[0] in "AEIORX" or name.startswith(("LZ", "HDF")) else "a"
     description = name if name.endswith("archive") else f"{name} file"
     return stage_error(
         "unread_format", str(file), f"expected text, found {article} {description}, which is not supported", fix

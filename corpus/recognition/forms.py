@@ -21,7 +21,7 @@ from corpus.pairs.files import CONVERSATIONS, Pair, turns_field, with_lists
 from corpus.pairs.rankings import answers_field, is_scored
 from corpus.preferences import pairs_of
 from corpus.readers.config import FileDocuments, FileInstructions, FilePreferences, HuggingFaceDocuments
-from corpus.readers.contents import content_format
+from corpus.readers.contents import NAMED, content_format, unread_content
 from corpus.readers.hub import CARD, SPLITS, STATE, card_lists_files
 from corpus.readers.plan import COMPRESSION_SUFFIXES, named_format, suffix_of
 from corpus.readers.record import Record, Unreadable, field_names, has_numbered_columns, is_given, pick, text_fields
@@ -34,6 +34,8 @@ from corpus.recognition.other_purposes import (
     has_field,
     judged_answers,
     list_in_an_object,
+    rendered_chat,
+    separate_messages,
     side_of_a_pair,
     table_in_an_object,
 )
@@ -53,7 +55,17 @@ TEXT_NAMES = (
     "full_text", "fulltext", "passage", "abstract", "transcript", "maintext",
 )  # fmt: skip
 """Fields that hold a document's text, the most usual first; of nested ones the last part."""
-FURTHER_PROMPTS = ("input", "user", "human", "problem", "Question", "Instruction", "Prompt", "user_message")
+FURTHER_PROMPTS = (
+    "input",
+    "input.messages",
+    "user",
+    "human",
+    "problem",
+    "Question",
+    "Instruction",
+    "Prompt",
+    "user_message",
+)
 FURTHER_RESPONSES = (
     "solution",
     "assistant",
@@ -68,6 +80,7 @@ FURTHER_RESPONSES = (
 FURTHER_ANSWERS = (
     ("better", "worse"), ("preferred", "dispreferred"), ("accepted", "rejected"), ("win", "lose"), ("good", "bad"),
     ("response_chosen", "response_rejected"), ("answer_chosen", "answer_rejected"), ("response_j", "response_k"),
+    ("preferred_output", "non_preferred_output"),
 )  # fmt: skip
 _MAGIC = {
     b"PAR1": "parquet",
@@ -241,6 +254,8 @@ def _format(file: Place) -> str:
         return "text"
     if named != "text":
         is_misnamed = named in RECORD_FORMATS and size_of(file) > 0
+        if is_misnamed and unread_content(file, named):
+            return ""
         return "" if named == "unread" else (is_misnamed and content_format(file, named, "auto", "")) or named
     with opened(file) as stream:
         start = stream.peek(4096)[:4096]
@@ -250,6 +265,8 @@ def _format(file: Place) -> str:
             refuse_binary(stream, file, "auto")
         except StageError:
             return ""
+    if unread_content(file, "text"):
+        return ""
     if content := content_format(file, "text", "auto", "text"):
         return content
     first_line = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
@@ -264,7 +281,7 @@ def _unread_suffix(file: Place) -> str:
     if named_format(file) == "unread":
         return suffix_of(file)
     with opened(file) as stream:
-        return suffix_by_magic(stream.peek(MAGIC_BYTES))
+        return suffix_by_magic(stream.peek(MAGIC_BYTES)) or unread_content(file, named_format(file))
 
 
 def _is_dataset(folder: Path) -> bool:
@@ -280,6 +297,9 @@ def _is_dataset(folder: Path) -> bool:
 
 def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str, wish: Wish) -> Group:
     if kind not in RECORD_FORMATS:
+        named = named_format(files[0])
+        if kind in NAMED and kind != named and (kind != "text" or named in RECORD_FORMATS):
+            source = {**source, "format": kind}
         return Group(source, files, kind, [Reading("documents", {}, f"{kind} files")])
     if kind != named_format(files[0]):
         source = {**source, "format": kind}
@@ -305,7 +325,7 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
     if not readings and len(sample) == 1 and (problem := list_in_an_object(sample[0])):
         raise ConfigError(problem)
     if not readings:
-        finding = f"of {len(sample)} records none has one: {field_names(sample[0].value)}"
+        finding = f"of {len(sample)} records {_most_prose(sample)}: {field_names(sample[0].value)}"
         message = f"expected pairs, or a field with prose; {finding}"
         fix = "set the kind with --as and the text field with --text-field"
         raise ConfigError(Problem("unreadable_source", sample[0].place, message, fix))
@@ -323,7 +343,11 @@ def _group(source: dict[str, Any], files: Sequence[Place], kind: str, path: str,
 def _other_purpose(sample: Sequence[Record], readings: Sequence[Reading]) -> Problem | None:
     """The problem of records whose likeliest reading would teach what they are not for."""
     if readings[0].kind == "documents":
-        problems = (side_of_a_pair(sample, reading.text_field) for reading in readings)
+        problems = (
+            problem(sample, reading.text_field)
+            for reading in readings
+            for problem in (separate_messages, rendered_chat, side_of_a_pair)
+        )
         return next((problem for problem in problems if problem), None)
     return judged_answers(sample) if readings[0].kind == "instructions" else None
 
@@ -405,9 +429,21 @@ def _best(
         return None
     fitting, keys, faults = best
     why = f"{fitting} of {len(sample)} sampled records: {_form(sample, kind, keys)}"
+    if reasoning := next((name for name in _REASONING if any(_has_key(record.value, name) for record in sample)), ""):
+        why += f"; not read: {reasoning} of messages"
     if faults:
         why += f"; {faults.total()} would be put aside, e.g. {faults.most_common(1)[0][0]}"
     return Reading(kind, keys, why)
+
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys of messages whose text precedes the answer, which no pair holds."""
+
+
+def _has_key(value: Any, name: str) -> bool:
+    """Return True if a message in a record has text under a name."""
+    lists = (item for item in value.values() if isinstance(item, list))
+    return any(isinstance(item, Mapping) and bool(item.get(name)) for messages in lists for item in messages)
 
 
 def _form(sample: Sequence[Record], kind: Kind, keys: Mapping[str, Any]) -> str:
@@ -517,6 +553,13 @@ def _document_readings(sample: Sequence[Record]) -> list[Reading]:
 
 def _text_names(sample: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in sample for name in text_fields(record.value)))
+
+
+def _most_prose(sample: Sequence[Record]) -> str:
+    """The number of records with prose in a field that most records lack, for a message."""
+    counts = {name: sum(is_prose(_text_of(record, name)) for record in sample) for name in _text_names(sample)}
+    best = max(counts, key=counts.__getitem__, default="")
+    return f"{counts[best]} have some, under {best}" if best and counts[best] else "none has one"
 
 
 def _text_of(record: Record, name: str) -> str:

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from corpus.pairs.dialogues import CALLS, RESULTS, ROLES
 from corpus.readers.record import Record, field_names, is_given, pick
 from infra.errors import Problem
 
@@ -18,7 +19,7 @@ _RIGHT = ("gold", "answer", "label", "answerKey", "answer_idx", "correct", "targ
 _SIDES_OF_PAIRS = {
     "instruction", "prompt", "question", "query", "input", "inputs", "user_message",
     "output", "response", "answer", "answers", "completion", "completions", "reply", "target", "targets", "solution",
-    "assistant_message", "conversation", "conversations", "messages", "chosen", "rejected",
+    "assistant_message", "conversation", "conversations", "messages", "chosen", "rejected", "human_ref",
 }  # fmt: skip
 """Names of fields that hold questions, answers or dialogues, in lower case and without what numbers them."""
 
@@ -76,6 +77,51 @@ def judged_answers(sample: Sequence[Record]) -> Problem | None:
     message = f"expected answers to learn, found {bad} of {len(labels)} that are judged bad: label is false"
     fix = "keep the records whose label is true; --as PATH=instructions then reads them"
     return Problem("judged_answers", sample[0].place, message, fix.replace("PATH", str(sample[0].file)))
+
+
+_ROLE_FIELDS = ("role", "from", "author_role", "speaker_role")
+_CHAT_MARKS = re.compile(
+    r"<\|im_start\|>|\[/?INST\]|<\|start_header_id\|>|<start_of_turn>|<\|(?:user|assistant)\|>|<\|turn>"
+    r"|<[|｜](?:User|Assistant)[|｜]>|^###? ?(?:Human|Instruction|Assistant|Response|User):"
+    r"|^(?:Human|USER|User|ASSISTANT|Assistant|GPT): ",
+    re.MULTILINE,
+)
+"""Marks of turns in the chat templates of ChatML, Llama 2 and 3, Gemma, Zephyr, DeepSeek, Alpaca and Vicuna."""
+
+
+def separate_messages(sample: Sequence[Record], text_field: str) -> Problem | None:
+    """The problem of records that are a message each, as OpenAssistant has them: as documents they lose who speaks, and
+    what an answer is to."""
+    field = next((name for name in _ROLE_FIELDS if has_field(sample, name)), "")
+    given = [pick(record.value, field) for record in sample if field and is_given(record.value, field)]
+    if not given or not {str(role).lower() for role in given} <= {*ROLES, *CALLS, *RESULTS}:
+        return None
+    path = sample[0].file
+    message = f"expected documents or whole conversations, found one message in each record: {field} names the speaker"
+    fix = (
+        "join the messages of a conversation into a list under `messages`; or read each as a document by --text-field "
+        f"{path}={text_field}"
+    )
+    return Problem("separate_messages", sample[0].place, message, fix)
+
+
+def rendered_chat(sample: Sequence[Record], text_field: str) -> Problem | None:
+    """The problem of conversations that a chat template has made texts of: as documents, the answers are not learnt as
+    such, and its marks become words."""
+    texts = [text for record in sample if isinstance(text := pick(record.value, text_field), str)]
+    marks = [matches for text in texts if len(matches := _CHAT_MARKS.findall(text[:20_000])) > 1]
+    if len(marks) <= MOST * len(sample):
+        return None
+    path = sample[0].file
+    message = (
+        f"expected documents, found conversations as a chat template writes them: {text_field} has "
+        f"{marks[0][0].strip()} in {len(marks)} of {len(sample)} records"
+    )
+    fix = (
+        "write the messages as a list under `messages`, or prompt and response as fields; or read the texts "
+        f"unchanged by --text-field {path}={text_field}"
+    )
+    return Problem("rendered_chat", sample[0].place, message, fix)
 
 
 def side_of_a_pair(sample: Sequence[Record], text_field: str) -> Problem | None:

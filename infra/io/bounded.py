@@ -67,7 +67,8 @@ def opened(source: Place) -> Iterator[io.BufferedReader]:
 
     Raises StageError: `missing_source`; `corrupt_file` for an archive that is truncated or damaged.
     """
-    with open_place(source) as file:
+    # What is peeked at is what is buffered: by default a block of the file system, which differs by machine.
+    with open_place(source, BUFFER_BYTES) as file:
         kind = compression(file)
         try:
             yield _decompressed(file, kind)

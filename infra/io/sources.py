@@ -222,13 +222,15 @@ def expand_objects(patterns: Iterable[str]) -> tuple[S3Object, ...]:
     return tuple(sorted(matched_objects))
 
 
-def open_place(file: Place) -> BinaryIO:
-    """The bytes of a file or object. Raises StageError `missing_source`; reading an object, what `infra.io.s3`
-    raises."""
+def open_place(file: Place, buffering: int = -1) -> BinaryIO:
+    """The bytes of a file or object. Raises StageError `missing_source`; reading an object, what `infra.io.s3` raises.
+
+    buffering: bytes of a file that are read at once; -1 for a block of its file system.
+    """
     if isinstance(file, S3Object):
         return open_object(file)
     try:
-        return file.open("rb")
+        return file.open("rb", buffering)
     except FileNotFoundError:
         raise stage_error("missing_source", str(file), "no such file", "correct the path in the config") from None
     except IsADirectoryError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from infra.io.sources import Place
 SAMPLE_BYTES, SAMPLE_ROWS = 1 << 17, 200
 """The part of a file from which its dialect is seen."""
 DELIMITERS = (",", ";", "\t", "|")
+_TABLE_SHARE = 0.9
+"""Share of rows of one length from which on lines of comments before them are none of a text."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +36,19 @@ class Dialect:
     """Separators and quoting of a file's fields.
 
     escape: the character before a quote within quotes; "" where quotes are doubled.
+    quote: the character around fields that hold separators or line breaks.
     """
 
     delimiter: str
     escape: str = ""
     has_quotes: bool = True
+    quote: str = '"'
 
     def reader(self, lines: Iterator[str]) -> Iterator[list[str]]:
         return csv.reader(
             lines,
             delimiter=self.delimiter,
+            quotechar=self.quote,
             escapechar=self.escape or None,
             doublequote=not self.escape,
             quoting=csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
@@ -70,11 +76,16 @@ def read_delimited(
         guessed_encoding = likely_encoding(stream, encoding)
         sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES]
         sample_text = _decoded_sample(sample, encoding, guessed_encoding)
-        dialect = dialect_of(sample_text, file.name)
+        skipped, delimiter = _preamble(sample_text, file.name)
+        sample_text = "".join(_lines(sample_text)[skipped:])
+        dialect = Dialect(delimiter) if delimiter else dialect_of(sample_text, file.name)
         has_names = header == "first_row" or not (header == "none" or _first_row_is_data(sample_text, dialect))
         lines = _Lines(file, stream, encoding, guessed_encoding, max_bytes)
         csv.field_size_limit(max(max_bytes, csv.field_size_limit()))
-        rows = dialect.reader(iter(lines))
+        text_lines = iter(lines)
+        for _ in range(skipped):
+            next(text_lines, None)
+        rows = dialect.reader(text_lines)
         names: list[str] = []
         number = 0
         while True:
@@ -121,12 +132,41 @@ def dialect_of(sample: str, name: str) -> Dialect:
     # A file without quotes has no escapes either; quotes within a TSV are often just text.
     options = [option for option in options if option.has_quotes or (option.escape == "" and option.delimiter == "\t")]
     options = [option for option in options if not option.escape or f'{option.escape}"' in sample]
+    first_row = sample.partition("\n")[0].strip()
+    options = [
+        Dialect(delimiter, quote="'")
+        for delimiter in delimiters
+        if re.fullmatch(rf"'[^']*'(?:{re.escape(delimiter)}'[^']*')+", first_row)
+    ] + options
     best, best_score = options[0], (0.0, 0, 0)
     for option in options:
         score = agreement(sample, option)
         if score > best_score:
             best, best_score = option, score
     return best
+
+
+def _lines(text: str) -> list[str]:
+    return io.StringIO(text, newline="").readlines()
+
+
+def _preamble(sample: str, name: str) -> tuple[int, str]:
+    """The number of lines before a table, and the separator that they give; "" for one that is to be seen.
+
+    Excel's hint is `sep=;`. Lines of comments begin with # and have other fields than the rows below.
+    """
+    lines = _lines(sample)
+    if lines and (hint := re.fullmatch(r"\"?sep=(.)\"?\s*", lines[0])):
+        return 1, hint[1]
+    skipped = next((number for number, line in enumerate(lines) if not line.startswith("#")), 0)
+    if not skipped:
+        return 0, ""
+    for start in (skipped - 1, skipped):  # a row of names may begin with #
+        table = "".join(lines[start:])
+        share, columns, rows = agreement(table, dialect_of(table, name))
+        if share >= _TABLE_SHARE and columns > 1 and rows > 1:
+            return start, ""
+    return 0, ""
 
 
 def _first_row_is_data(sample: str, dialect: Dialect) -> bool:

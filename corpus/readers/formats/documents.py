@@ -175,6 +175,8 @@ def _word_blocks(element: ElementTree.Element, lines: list[str]) -> None:
                 _word_blocks(child, lines)
 
 
+_UNBOUND_PREFIX = 27
+"""expat's XML_ERROR_UNBOUND_PREFIX."""
 _RAISED = {"superscript": "sup", "subscript": "sub"}
 
 
@@ -189,7 +191,9 @@ def _word_run(element: ElementTree.Element) -> str:
                 parts.append("\t")
             case "br" | "cr":
                 parts.append("\n")
-            case "del" | "instrText" | "pPr" | "Fallback":
+            case "noBreakHyphen":
+                parts.append("\u2011")
+            case "del" | "moveFrom" | "instrText" | "pPr" | "Fallback":  # what has moved is where it went to
                 continue
             case "r":
                 text = _word_run(child)
@@ -324,11 +328,18 @@ def _xml(content: bytes, name: str) -> ElementTree.Element:
     # Entities that contain each other could fill the memory; neither Word nor a book's package has any.
     if re.search(rb"<!(DOCTYPE|ENTITY)", content, re.IGNORECASE):
         raise Unreadable(f"{name} in it has a document type, which is not supported")
+    try:
+        return ElementTree.fromstring(content)
+    except ElementTree.ParseError as error:
+        if error.code != _UNBOUND_PREFIX:
+            raise Unreadable(f"{name} in it is not readable XML: {error}") from None
+    except ValueError as error:
+        raise Unreadable(f"{name} in it is not readable XML: {error}") from None
     # Some programs leave the declaration of prefixes out, which Word does not miss.
-    prefixes = set(re.findall(rb"[<\s]/?(\w+):\w", content)) - set(re.findall(rb"xmlns:(\w+)", content)) - {b"xmlns"}
-    if prefixes:
-        declared = b" ".join(b'xmlns:%s="%s"' % (prefix, prefix) for prefix in sorted(prefixes))
-        content = b"<all %s>%s</all>" % (declared, re.sub(rb"^\s*<\?xml.*?\?>", b"", content, flags=re.DOTALL))
+    tags = b" ".join(re.findall(rb"<[^<>]*>", content))
+    prefixes = set(re.findall(rb"[<\s]/?([A-Za-z_][\w.-]*):\w", tags)) - set(re.findall(rb"xmlns:([\w.-]+)", tags))
+    declared = b" ".join(b'xmlns:%s="%s"' % (prefix, prefix) for prefix in sorted(prefixes - {b"xml", b"xmlns"}))
+    content = b"<all %s>%s</all>" % (declared, re.sub(rb"^\s*<\?xml.*?\?>", b"", content, flags=re.DOTALL))
     try:
         return ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError) as error:

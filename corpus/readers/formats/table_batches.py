@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from corpus.documents.quarantine import EMPTY
 from corpus.readers.record import field_fix, too_long
+from corpus.readers.unread import MAGIC_BYTES, POINTER, refuse_format, suffix_by_magic
 from infra.errors import StageError, stage_error
 from infra.io.sources import Place, open_place, size_of
 
@@ -269,6 +270,11 @@ def _named_errors(table: TableSource) -> Iterator[None]:
     except StageError:
         raise
     except Exception as error:  # a damaged file gives errors of pyarrow, of its names, its sizes, its metadata, …
+        start = b""
+        with suppress(OSError, StageError), open_place(table.file) as stream:
+            start = stream.read(MAGIC_BYTES)
+        if suffix_by_magic(start) == POINTER:
+            raise refuse_format(table.file, POINTER) from None
         message = f"not a readable {table.kind.capitalize()} file: {_first_line(error)}"
         raise stage_error("corrupt_file", str(table.file), message, "download it again") from None
 

@@ -142,6 +142,14 @@ def test_what_is_put_aside_says_why(message: dict[str, Any], reason: str, write:
     assert isinstance(found, Rejected) and reason in found.reason
 
 
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+def test_an_answer_that_is_marked_as_none_to_learn_is_put_aside(mark: dict[str, Any], write: Write) -> None:
+    pair = pair_of({"messages": [ASK, {**ANSWER, **mark}]}, write)
+    assert isinstance(pair, Rejected) and "not to be learnt" in pair.reason
+    context = pair_of({"messages": [ASK, {**ANSWER, **mark}, ASK, {**ANSWER, "weight": 1}]}, write)
+    assert isinstance(context, Pair)
+
+
 GREETING, THANKS = {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Thanks"}
 SYSTEM = {"role": "system", "content": "Be kind."}
 

@@ -90,7 +90,7 @@ def test_an_address_is_understood_with_and_without_its_version(tmp_path: Path, w
 
 
 @pytest.mark.parametrize(
-    ("reply", "code", "said"),
+    ("reply", "code", "message_part"),
     [
         ((404, {"error": {"message": 'model "m" not found, try pulling it first'}}, {}), "endpoint_refused", "pulling"),
         ((308, "", {"Location": "https://host/v1/"}), "endpoint_refused", "it is at https://host/v1/"),
@@ -99,12 +99,12 @@ def test_an_address_is_understood_with_and_without_its_version(tmp_path: Path, w
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["", "/v1"])
 def test_what_no_request_could_mend_is_asked_once(
-    tmp_path: Path, reply: Reply, code: str, said: str, path: str
+    tmp_path: Path, reply: Reply, code: str, message_part: str, path: str
 ) -> None:
     with endpoint(lambda *_: reply) as (url, calls), pytest.raises(StageError) as raised:
         answers_of(url.removesuffix("/v1") + path, tmp_path, 500, concurrency=2)
     (problem,) = raised.value.problems
-    assert problem.code == code and said in problem.message and len(calls.bodies) <= 4
+    assert problem.code == code and message_part in problem.message and len(calls.bodies) <= 4
 
 
 def test_thoughts_without_an_answer_never_become_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +115,12 @@ def test_thoughts_without_an_answer_never_become_a_document(tmp_path: Path, monk
 
     def reply(body: dict[str, Any], _: int) -> Reply:
         text = body["messages"][-1]["content"]
-        return next((found for part, found in replies.items() if part in text), completion(f"Well. {text[-60:]}"))
+        return next((scripted for part, scripted in replies.items() if part in text), completion(f"Well. {text[-60:]}"))
 
     config = {"keep_truncated": True, "keep_originals": False, "answer_limits": {"failed": 0.2, "truncated": 0.2}}
     with endpoint(reply) as (url, _):
-        asked = {**at(url, api_key_variable="PROVIDER_API_KEY"), **config}
-        figures = built(asked, given(tmp_path / "in"), tmp_path / "out").figures
+        settings = {**at(url, api_key_variable="PROVIDER_API_KEY"), **config}
+        figures = built(settings, given(tmp_path / "in"), tmp_path / "out").figures
     assert [figures[name] for name in ("asked", "failed", "truncated", "empty", "made")] == [12, 1, 1, 0, 10]
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(KEY.encode() in path.read_bytes() for path in written)
@@ -128,7 +128,7 @@ def test_thoughts_without_an_answer_never_become_a_document(tmp_path: Path, monk
 
 
 def test_only_whole_answers_are_kept(tmp_path: Path) -> None:
-    """What a run that ended in the middle asks for again is what never came."""
+    """A later run requests the answers that never came complete."""
     with endpoint(lambda *_: (200, "<html>", {})) as (url, _):
         assert isinstance(answers_of(url, tmp_path, attempts=2)[0], EndpointFailure)
     with endpoint(lambda *_: completion("Two.")) as (url, calls):

@@ -110,6 +110,7 @@ TEXT = 'First line, with "quotes"; a\ttab | bar.\nSecond line: 5 €.'
         ("a.csv", {"delimiter": "\t"}, "utf-8"),
         ("a.csv", {"escapechar": "\\", "doublequote": False}, "utf-8"),
         ("a.csv", {"quoting": csv.QUOTE_ALL}, "utf-8"),
+        ("a.csv", {"quoting": csv.QUOTE_ALL, "quotechar": "'"}, "utf-8"),
     ],
 )
 def test_a_table_is_read_in_its_dialect(
@@ -123,6 +124,30 @@ def test_a_table_is_read_in_its_dialect(
     assert [getattr(item, "text", item) for item in texts] == [
         f"{n}: {TEXT} Größe, Straße, über, für, schön." for n in range(30)
     ]
+
+
+LONG = "The captain of the ferry wrote, in short: the mill stands. " * 200
+
+
+@pytest.mark.parametrize(
+    ("before", "delimiter", "names"),
+    [
+        ("sep=;\r\n", ";", ["id", "text"]),
+        ('"sep=,"\n', ",", ["id", "text"]),
+        ("# made by a program\n# on Monday\n", ",", ["id", "text"]),
+        ("", "\t", ["#id", "text"]),
+    ],
+)
+def test_lines_before_a_table_are_no_records(
+    before: str, delimiter: str, names: list[str], write: Callable[..., str]
+) -> None:
+    """Rows are longer than a block of the file system, which is no reason to see fewer of them."""
+    out = io.StringIO(newline="")
+    rows = [names, *([str(n), f"{LONG}{n}"] for n in range(5))]
+    csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL).writerows(rows)
+    path = Path(write("a.csv", before + out.getvalue()))
+    records = [item.value for item in read_delimited(path, "auto", 100_000) if isinstance(item, Record)]
+    assert records == [dict(zip(names, row, strict=True)) for row in rows[1:]]
 
 
 def test_quotes_in_an_unquoted_tsv_are_text(write: Callable[..., str]) -> None:

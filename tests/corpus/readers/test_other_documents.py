@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from corpus.config import IngestConfig
 from corpus.documents.quarantine import Rejected
 from corpus.readers.config import FileDocuments
 from corpus.readers.plan import FilePart
 from corpus.readers.texts import read_texts
 from corpus.readers.unread import UNREAD
+from corpus.recognition.first_records import first_record_problems
+from flows.planning.first_config import look
 from infra.errors import StageError
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -87,9 +90,17 @@ def test_paragraphs_and_tables_of_a_word_document(tmp_path: Path) -> None:
     document = f'<?xml version="1.0"?><w:document xmlns:w="{WORD}"><w:body>{body}</w:body></w:document>'
     letter = packed(tmp_path / "a.docx", {"word/document.xml": document})
     assert texts(letter) == ["Ten is 10²\n\nkept\n\na\tb"]
+    # As Word writes it: a prefix that every XML has, and text with colons.
+    words = '<w:t xml:space="preserve">The ferry leaves at 10:30, see urn:isbn</w:t>'
+    moved = f"<w:p><w:moveFrom><w:r><w:t>gone</w:t></w:r></w:moveFrom></w:p>{paragraph(words)}"
+    written = packed(tmp_path / "c.docx", {"word/document.xml": document.replace("</w:tbl>", f"</w:tbl>{moved}")})
+    assert texts(written) == ["Ten is 10²\n\nkept\n\na\tb\n\nThe ferry leaves at 10:30, see urn:isbn"]
     # As some programs write it.
     bare = packed(tmp_path / "b.docx", {"word/document.xml": document.replace(f' xmlns:w="{WORD}"', "")})
     assert texts(bare) == texts(letter)
+    times = document.replace("<w:t>a</w:t>", '<w:t xml:space="preserve">at 10:30</w:t>')
+    bare = packed(tmp_path / "d.docx", {"word/document.xml": times.replace(f' xmlns:w="{WORD}"', "")})
+    assert texts(bare) == ["Ten is 10²\n\nkept\n\nat 10:30\tb"]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +233,34 @@ def test_their_bytes_are_no_text_under_any_name(content: bytes, name: str, file:
     (tmp_path / file).write_bytes(content + b" words of a document" * 20)
     with pytest.raises(StageError, match=f"found an? {name}"):
         texts(tmp_path / file)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.txt", "a.csv", "a"])
+def test_a_pointer_of_git_lfs_is_no_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123\n")
+    with pytest.raises(StageError, match=r"Git LFS pointer.*git lfs pull"):
+        texts(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("a.txt", '<?xml version="1.0"?><doc><p>Plain words of prose.</p></doc>', "unread_format"),
+        ("a", '<?xml version="1.0"?>\n<html><body><p>Plain words.</p></body></html>', "misnamed_file"),
+        ("a.parquet", "Plain words of prose are no table.", "misnamed_file"),
+        ("a.json", "Plain words of prose are no table.", "misnamed_file"),
+    ],
+)
+def test_other_contents_are_named(name: str, content: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(StageError) as refused:
+        texts(tmp_path / name)
+    [problem] = refused.value.problems
+    assert problem.code == code and problem.fix
+    if code == "misnamed_file":
+        [inspected], _ = look(str(tmp_path / name))
+        source = FileDocuments(**{**inspected.source, **inspected.keys})
+        assert first_record_problems(IngestConfig(read=[source])) == []
 
 
 def test_their_bytes_are_no_text_in_a_record(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ DOCUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"text_field": "code"},
     ),
     "list of numbers": ({"text": PROSE, "embedding": [0.1] * 900}, {}),
+    "an interview": ({"text": f"{PROSE}\n\nUser: the mill. {PROSE}", "role": "journalist"}, {}),
     "text with its translation": ({"text": PROSE, "summary": PROSE[:60]}, {}),
     "abstract and full text": ({"abstract": PROSE, "fulltext": PROSE * 3}, {"text_field": "fulltext"}),
     "null first": ([{"text": PROSE, "note": None}, {"text": PROSE, "note": "x"}], {}),
@@ -91,6 +92,7 @@ INSTRUCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
         {},
     ),
     "begins with the assistant": ({"conversations": [GPT[1], *GPT]}, {"trim_conversations": True}),
+    "reasoning": ({"messages": [ASK, {**ANSWER, "reasoning_content": PROSE}]}, {}),
     "ends with the human": ({"conversations": [*GPT, GPT[0]]}, {"trim_conversations": True}),
 }
 PREFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -108,6 +110,12 @@ PREFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sharegpt": ({"conversations": GPT[:1], "chosen": GPT[1], "rejected": {"from": "gpt", "value": "No."}}, {}),
     "ranking": ({"prompt": "Ask", "answers": [{"answer": "A", "rank": 2}, {"answer": "B", "rank": 1}]}, {}),
     "scores": ({"prompt": "Ask", "completions": ["A", "B"], "scores": [1, 2]}, {}),
+    "openai": (
+        {"input": {"messages": [ASK], "tools": []}, "preferred_output": [ANSWER],
+         "non_preferred_output": [{**ANSWER, "content": "No."}]},
+        {"prompt_field": "input.messages", "chosen_field": "preferred_output",
+         "rejected_field": "non_preferred_output"},
+    ),
     "other names": (
         {"question": "Ask", "response_j": "A", "response_k": "B"},
         {"chosen_field": "response_j", "rejected_field": "response_k"},
@@ -258,6 +266,15 @@ def test_files_of_several_forms_become_a_source_each(tmp_path: Path) -> None:
         ({"Context": PROSE, "Response": PROSE}, "side_of_a_pair", "Response is by its name"),
         ({"question": {"full_text": PROSE}, "answers": [PROSE, PROSE]}, "side_of_a_pair", "--text-field PATH=question"),
         ({"prompt": PROSE}, "side_of_a_pair", "--text-field PATH=prompt"),
+        ({"history": PROSE, "human_ref_A": PROSE, "human_ref_B": PROSE}, "side_of_a_pair", "human_ref"),
+        (
+            [{"id": "1", "text": PROSE, "role": "prompter"}, {"id": "2", "text": PROSE, "role": "assistant"}],
+            "separate_messages", "one message in each record: role",
+        ),
+        ({"text": f"<|im_start|>user\nWhy?<|im_start|>assistant\n{PROSE}"}, "rendered_chat", "<|im_start|> in 4"),
+        ({"text": f"<s>[INST] Why? [/INST] {PROSE}</s>"}, "rendered_chat", "--text-field PATH=text"),
+        ({"text": f"### Human: Why?\n### Assistant: {PROSE}"}, "rendered_chat", "### Human:"),
+        ([{"text": PROSE}, {"text": None}, {"text": None}], "unreadable_source", "4 have some, under text"),
         ({"embedding": VECTOR}, "unreadable_source", "a field with prose"),
         ({"text": [PROSE, PROSE]}, "unreadable_source", "a field with prose"),
         ({"essay": PROSE, "report": PROSE[:-30]}, "two_readings", "or --text-field PATH=report"),
