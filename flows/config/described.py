@@ -1,4 +1,4 @@
-"""Descriptions of stages for people and programs: what each reads and makes, its keys, and a config to begin from."""
+"""Descriptions of stages for people and programs: what each reads and produces, its keys, and a minimal config."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Schema = Mapping[str, Any]
 
 
 def stage_list() -> list[dict[str, Any]]:
-    """A row for each stage that a step can use. Raises ConfigError for installed stages that cannot be used."""
+    """Return a row for each stage that a step can use. Raises ConfigError for installed stages that cannot be used."""
     if INSTALLED.problems:
         raise ConfigError(*INSTALLED.problems)
     return [_row(stage) for stage in usable_stages().values()]
 
 
 def described(name: str) -> dict[str, Any]:
-    """All about one stage. Raises ConfigError for an unknown one, and as `stage_list` does."""
+    """Return the description of one stage. Raises ConfigError for an unknown one, and as `stage_list` does."""
     stage_list()
     stages = usable_stages()
     if name not in stages:
@@ -69,7 +69,7 @@ def _keys(stage: Stage) -> Iterator[dict[str, Any]]:
 
 
 def _keys_of(group: Schema, root: Schema, prefix: str) -> Iterator[dict[str, Any]]:
-    """A row for each key, those of groups behind the group's own."""
+    """Return a row for each key; the keys of a group follow the group itself."""
     for key, field in group.get("properties", {}).items():
         is_required = key in group.get("required", ())
         yield {
@@ -118,7 +118,7 @@ def _type(field: Schema, root: Schema) -> str:
 
 
 def _example(stage: Stage) -> str:
-    """YAML with as few keys as the stage takes: its section where it has one, else a step."""
+    """Return YAML with as few keys as the stage accepts: its section if it has one, otherwise a step."""
     schema = stage.config.model_json_schema(by_alias=True)
     given = _required(schema, schema)
     if stage.name in SECTIONS:
@@ -136,7 +136,7 @@ def _example(stage: Stage) -> str:
 
 
 def _required(group: Schema, root: Schema) -> dict[str, Any]:
-    """The keys that have no default, with the example of each."""
+    """Return the keys without a default, with an example for each."""
     required: dict[str, Any] = {}
     for key in group.get("required", ()):
         field = group["properties"][key]

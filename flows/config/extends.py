@@ -44,7 +44,7 @@ class WrittenConfig:
         self.origins[path] = file
 
     def with_file(self, problem: Problem) -> Problem:
-        """The problem, with the file of its key if the config has several files."""
+        """Return the problem, with the file of its key if the config has several files."""
         file = self._file_of(problem.path) if len(self.files) > 1 else None
         return replace(problem, message=f"{problem.message}; the key is in {file}") if file else problem
 
@@ -103,7 +103,7 @@ class _Layer:
 
 
 def _request(file: Path, value: Any) -> tuple[Path, tuple[str, ...]]:
-    """The file that a value of `extends` names, and the keys to leave out of it."""
+    """Return the file that a value of `extends` names, and the keys to leave out of it."""
     expected = "expected the path of a config, or {config: PATH, without: [KEY, …]}"
     request = {"config": value} if isinstance(value, str) else value
     if not isinstance(request, Mapping) or "config" not in request or set(request) - set(_KEYS):
@@ -121,7 +121,7 @@ def _bad(file: Path, message: str, fix: str = "") -> ConfigError:
 
 
 def _located(value: Any, folder: Path) -> Any:
-    """Plain data whose strings carry the folder of their file."""
+    """Return plain data whose strings carry the folder of their file."""
     if isinstance(value, dict):
         return {key: _located(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -168,7 +168,7 @@ def _leave_out(written: WrittenConfig, above: _Layer) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError naming the file and line."""
+    """Return the mapping in a YAML file. Raises ConfigError naming the file and line."""
     try:
         text = read_text(path)
     except FileNotFoundError:

@@ -19,7 +19,7 @@ from tasks.stages import STAGES, USUAL_STEPS
 from training.config import BaseModelConfig, PretrainConfig
 
 MODEL = "model"
-"""The input by which a step reads the model that it is about."""
+"""The input through which a step reads the model that it evaluates or publishes."""
 
 
 def graph(config: PipelineConfig, command: str = "") -> Graph:
@@ -102,7 +102,7 @@ def _with_steps(usual: Graph, config: PipelineConfig) -> Graph:
 
 
 def _checking(section: StageConfig, data: Node) -> ValidateConfig:
-    """The part of a validation for the data at hand, as the usual nodes have it."""
+    """The part of a validation's config that applies to the kind of its data, as in the usual nodes."""
     assert isinstance(section, ValidateConfig)
     kinds: dict[str, DataKind] = {"shards": "shards", "instructions": "instructions", "preferences": "preferences"}
     of_documents: DataKind = "documents" if data.stage.name == "ingest" else "clean"
@@ -146,7 +146,7 @@ def _measured(nodes: Graph) -> Graph:
 
 
 def _measurement(node: Node) -> Node:
-    """The step that measures the model of another, of the same config and inputs."""
+    """Return the step that measures the model of another, with the same config and inputs."""
     stage = STAGES[node.stage.measured_by]
     named = {item.name for item in stage.inputs}
     of_training = {item.name for item in node.stage.inputs}  # those that `more` lets in have other names
@@ -189,20 +189,20 @@ def _of_the_model(gate: Gate, node: Node) -> Gate:
 
 
 def first_model(nodes: Graph, name: str) -> Node | None:
-    """The step that the model a step reads goes back to, by way of the models that it was made from."""
+    """Return the first ancestor of the model that a step reads."""
     node = [nodes[name], *models_before(nodes, name)][-1]
     return node if isinstance(node.config, PretrainConfig | BaseModelConfig) else None
 
 
 def models_before(nodes: Graph, name: str) -> Iterator[Node]:
-    """The model that a step reads, the one that this was made from, and so on to the first."""
+    """Return the model that a step reads and its ancestors, from the latest to the first."""
     while (up := nodes[name].inputs.get("model")) is not None:
         yield nodes[up]
         name = up
 
 
 def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
-    """The nodes that these need, themselves included."""
+    """Return these nodes and all that they depend on."""
     names: set[str] = set()
     left = list(ids)
     while left:
@@ -214,7 +214,7 @@ def ancestors(nodes: Graph, ids: Iterable[str]) -> set[str]:
 
 
 def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
-    """The nodes downstream of these, themselves included."""
+    """Return these nodes and all that depend on them."""
     names = set(ids)
     for name, node in nodes.items():
         if names.intersection(node.upstream):
@@ -223,7 +223,7 @@ def descendants(nodes: Graph, ids: Iterable[str]) -> set[str]:
 
 
 def known(nodes: Graph, ids: Iterable[str], option: str) -> list[str]:
-    """The given step names. Raises ConfigError for each that the pipeline does not have, with the nearest right one."""
+    """The given step names. Raises ConfigError for each that the pipeline lacks, with the most similar name."""
     names = list(ids)
     if problems := unknown_stages(nodes, names, option):
         raise ConfigError(*problems)

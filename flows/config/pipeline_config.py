@@ -58,7 +58,7 @@ else:
 
 
 class PipelineConfig(_Sections):
-    """A whole pipeline. A section that is left out leaves its stage out; an empty one takes all defaults."""
+    """A whole pipeline. A stage without a section is not run; an empty section takes all defaults."""
 
     steps: dict[str, AnyStep] = Field(default_factory=dict)
     """Further uses of stages, by step name: `chat: {uses: sft, inputs: {model: sft, instructions: more}}`. `uses`

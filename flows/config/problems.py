@@ -72,7 +72,7 @@ def _expected(item: Any) -> str:
 
 
 def _unknown_stage(path: str, given: str | None) -> Problem:
-    """The problem of a step that does not name its stage, or names an unknown one."""
+    """Return the problem of a step without a stage or with an unknown one."""
     if given is None:
         return Problem(
             "missing_key", path, "a step names the stage that it uses", f"one of {', '.join(usable_stages())}"
@@ -81,7 +81,7 @@ def _unknown_stage(path: str, given: str | None) -> Problem:
 
 
 def nearest(given: str, known: Collection[str], otherwise: str, cutoff: float = 0.5) -> str:
-    """The fix for an unknown name: the known name that is most like it, else all known names."""
+    """Return the fix for an unknown name: the most similar known name, otherwise all known names."""
     matches = difflib.get_close_matches(given, known, n=1, cutoff=cutoff)
     return f"did you mean {matches[0]}?" if matches else f"{otherwise} {', '.join(known)}"
 
@@ -95,7 +95,7 @@ def _unknown_key(dotted: str, key: str, classes: list[type[BaseModel]]) -> Probl
 
 
 def _deeper(key: str, classes: list[type[BaseModel]]) -> str:
-    """The shallowest dotted key below these classes whose last part equals, or is most similar to, this key."""
+    """Return the shallowest dotted key below these classes whose last part is this key or the most similar one."""
     paths: list[list[str]] = []
     left: list[tuple[type[BaseModel], list[str], tuple[type[BaseModel], ...]]] = [(cls, [], ()) for cls in classes]
     while left:

@@ -1,4 +1,4 @@
-"""One YAML file, one pipeline: read with everything that is wrong with it reported at once."""
+"""Reading of a pipeline's YAML file; all of its problems are reported at once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def parse(data: Any, folder: Path | None = None) -> PipelineConfig:
 
 
 def _wiring_of(data: Any) -> list[Problem]:
-    """Problems of the named steps of plain data in which something else is wrong too."""
+    """Return the problems of named steps in plain data that also has other problems."""
     steps = data.get("steps") if isinstance(data, Mapping) else None
     if not isinstance(steps, Mapping):
         return []

@@ -22,7 +22,7 @@ TEST_ITEMS = "benchmark_text"
 _MAKE_PAIRS = (InstructionsConfig, PreferencesConfig, GenerateInstructionsConfig)
 """The configs of stages whose pairs are cleared of test items."""
 _REPEATED = {step.section for step in USUAL_STEPS.values() if step.id != step.section}
-"""Sections that add a step for each artifact that they apply to."""
+"""Sections that add one step per artifact to which they apply."""
 
 
 def usual_nodes(config: PipelineConfig) -> Graph:
@@ -100,7 +100,7 @@ def likely_stages(data: Mapping[str, Any]) -> dict[str, Stage]:
 
 
 def missing_sections(config: PipelineConfig) -> Iterator[Problem]:
-    """Problems of sections whose inputs no other section makes."""
+    """Return problems of sections whose inputs no other section makes."""
     present = {name for name in SECTIONS if config.section(name) is not None} | set(config.adopted)
     has_documents = any(name in STAGES and STAGES[name].makes == "documents" for name in config.adopted)
     seen: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _needed(step: UsualStep) -> list[str]:
 
 
 def _first_makers(candidates: Collection[str]) -> list[str]:
-    """Return those of several steps that need none of the others: ingest of all that make documents."""
+    """Return the steps that depend on none of the others: of all that make documents, ingest."""
     return [
         name
         for name in candidates

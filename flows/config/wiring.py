@@ -39,7 +39,7 @@ class Joint:
 
 
 def joint_of(step: Any) -> Joint:
-    """The joint in plain data, as far as the data describe one."""
+    """Return the connection in plain data, as far as the data describe one."""
     if not isinstance(step, Mapping):
         return Joint(None)
     uses, inputs, requires = step.get("uses"), step.get("inputs"), step.get("requires")
@@ -144,7 +144,7 @@ def _or(kinds: tuple[str, ...]) -> str:
 
 
 def _cycles(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> Iterator[Problem]:
-    """Each cycle once, at the input of a step that closes it; of usual nodes only PPO reads a step, its judge."""
+    """Report each cycle once, at the input that closes it. The only usual node that reads a step is PPO: its judge."""
     joints = {**steps, **usual}
     done: set[str] = set()
 
@@ -153,7 +153,7 @@ def _cycles(steps: Mapping[str, Joint], usual: Mapping[str, Joint]) -> Iterator[
             here = path if name in usual else f"steps.{name}.{key}"
             if up in trail:
                 round_ = " ← ".join([*trail[trail.index(up) :], up])
-                fix = "a step can read only what does not need it"
+                fix = "a step cannot read the output of a step that depends on it"
                 yield Problem("cycle", here, f"these steps wait for each other: {round_}", fix)
             elif up in joints and up not in done:
                 yield from follow(up, [*trail, up], here)

@@ -1,4 +1,4 @@
-"""Garbage of a store: artifacts that no needed or pinned artifact descends from, abandoned work."""
+"""Garbage of a store: abandoned work, and artifacts that are not ancestors of a needed or pinned artifact."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pins:
         self._url = f"{url}/pins.json" if url else ""
 
     def read(self) -> list[str]:
-        """Raise StageError `damaged_state` for a damaged file: nothing may be taken for unpinned then."""
+        """Raise StageError `damaged_state` for a damaged file, since what is pinned is unknown then."""
         return self._read()[0]
 
     def _read(self) -> tuple[list[str], str | None]:
@@ -99,7 +99,7 @@ class Pins:
 
 STALE_S = 24 * 3600.0
 ASK_AGAIN_S = 1.0
-"""Seconds before the needs of runs are read again from all their journals: not for each of a thousand folders."""
+"""Seconds for which the needs of runs are cached: reading them takes the journals of all runs."""
 REGISTER = "register"
 
 StoredArtifact = tuple[Path, Manifest]
@@ -246,7 +246,7 @@ def _states(artifact: str, folder: Path, manifest: Manifest) -> Iterator[Garbage
 
 
 def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
-    """Take states out of their artifacts; return those that were removed. What is being built is left alone."""
+    """Remove states from their artifacts and return those that were removed. Artifacts being built are left alone."""
     removed = []
     for item in states:
         artifact = item.folder.parents[2]
@@ -260,7 +260,7 @@ def remove_states(store: Store, states: Iterable[Garbage]) -> list[Garbage]:
 
 
 def refuse_if_unsure(survey: Survey) -> None:
-    """Raise StageError if what is needed is not known for certain."""
+    """Raise StageError if it is uncertain which artifacts are needed."""
     if survey.problems:
         first = survey.problems[0]
         message = f"nothing was removed: {first.message}" + (

@@ -115,7 +115,7 @@ class Sweep:
 
     @cached_property
     def id(self) -> str:
-        """Tells it from others: the same command goes on with the same sweep."""
+        """Identity of the sweep: the same command continues the same sweep."""
         identity = {
             "config": {key: value for key, value in dump(self.base).items() if key not in ("launch", "lineage")},
             "space": {key: vars(one) for key, one in self.space.items()},

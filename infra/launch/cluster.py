@@ -84,7 +84,7 @@ def run_on_cluster(
 
 
 def _end_former(folder: Path, launch: LaunchConfig, stop: Callable[[], bool]) -> None:
-    """Order the nodes of a killed predecessor to leave, and wait until they have left or must have."""
+    """Order the nodes of a killed predecessor to leave, and wait until they have left or must have by now."""
     former = [path for path in folder.iterdir() if path.is_dir()]
     for path in former:
         order = node_files.read(path / node_files.ORDER, Order) or Order()
@@ -228,7 +228,7 @@ class _Nodes:
                 return None
 
     def _problems_of(self, node: _Seen) -> str:
-        """Return the problems that a node's checks found, or that it went silent; empty for a sound node."""
+        """Return the problems that a node's checks found, or that it went silent; empty for a healthy node."""
         if node.silent_s > self.launch.lost_s + _SURELY_S and node.signs:
             return f"it gave no sign for {node.silent_s:.0f} s"
         if node.signs > 1 and abs(node.clock_s) > CLOCK_S:

@@ -51,7 +51,7 @@ class Beat:
 
 
 class Heartbeat:
-    """The rank's side. The folder comes from the launcher's environment; without one nothing is written."""
+    """The rank's side. The launcher's environment names the folder; without it, nothing is written."""
 
     def __init__(self, rank: int) -> None:
         self._file: mmap.mmap | None = None
@@ -177,7 +177,7 @@ def _stacks(folder: Path, rank: int) -> str:
 
 
 def _where(folder: Path, rank: int) -> str:
-    """The innermost Python line of the main thread, which faulthandler writes last."""
+    """Return the innermost Python line of the main thread, which faulthandler writes last."""
     main = _stacks(folder, rank).rpartition("Current thread")[2] or _stacks(folder, rank).rpartition("Thread 0x")[2]
     match = re.search(r'File "([^"]+)", line (\d+) in (\S+)', main)
     return f", at {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""

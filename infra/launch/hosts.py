@@ -19,7 +19,7 @@ from infra.process.lifetime import PARENT_FD
 
 _PATIENCE_S = 10.0
 _BEGIN_S = 180.0
-"""Seconds that a host may take until its agent gives a sign: a remote shell, and Python with few imports."""
+"""Seconds until a host's agent must give its first sign of life: a remote shell, and Python with few imports."""
 # Variables that a remote shell does not pass on and training needs; secrets stay here.
 _PASSED_ON = ("STEMMA_", "PYTHON", "OMP_", "NCCL_", "GLOO_", "TORCH", "CUDA_", "HF_", "GLIBC_", "TOKENIZERS_", "MKL_")
 _OURS_ALONE = ("STEMMA_AUTH", "STEMMA_DATABASE_URL", "STEMMA_HEARTBEATS", PARENT_FD)

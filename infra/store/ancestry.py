@@ -1,4 +1,4 @@
-"""The lineage of an artifact, from manifests alone: what it descends from, and what descends from it."""
+"""The lineage of an artifact, from manifests alone: its ancestors and its descendants."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def artifact_member(store: Store, folder: Path, manifest: Manifest) -> AncestryM
 
 
 def locate(store: Store, reference: InputArtifact) -> tuple[Path, Manifest] | None:
-    """The artifact with an input's very bytes: at its address, or where a later build of the same address moved it."""
+    """Return the artifact with an input's exact bytes: at its address, or where a later build of it moved them."""
     path = store.root / reference.path
     for folder in (path, path.with_name(f"{path.name}.{reference.digest[:8]}")):
         manifest = store.read(folder)
@@ -84,7 +84,7 @@ def locate(store: Store, reference: InputArtifact) -> tuple[Path, Manifest] | No
 
 
 def ancestry(store: Store, starts: Iterable[tuple[Path, Manifest]]) -> LineageGraph:
-    """Return these artifacts and all that they descend from or require, with outside sources as leaves."""
+    """Return these artifacts, their ancestors and all that they require, with outside sources as leaves."""
     graph = LineageGraph()
     parents: dict[tuple[str, str], AncestryMember] = {}
 
@@ -121,7 +121,7 @@ def glance_at_ancestry(store: Store, start: tuple[Path, Manifest]) -> None:
 
 
 def missing(store: Store, graph: LineageGraph) -> list[tuple[AncestryMember, Difference]]:
-    """The ancestors whose bytes are not in the store any more."""
+    """Return the ancestors whose bytes are no longer in the store."""
     return [
         (member, Difference(store.root / member.input.path, "missing: no artifact with its bytes is there"))
         for member in graph.members.values()

@@ -67,7 +67,7 @@ class Layout:
         return url_of(self.root)
 
     def create(self) -> None:
-        """Make the root a store, if it is none yet. Raises StageError where it cannot be written."""
+        """Make the root a store unless it is one already. Raises StageError if it cannot be written."""
         marker = self.root / MARKER
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -93,12 +93,12 @@ class Layout:
         return self.root / ANSWERS
 
     def unfinished(self, stage: str) -> list[Path]:
-        """The work folders of a stage's builds that have not ended in an artifact."""
+        """Return the work folders of a stage's unfinished builds."""
         folder = self.root / ".work" / stage
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def stages(self) -> list[str]:
-        """The stage folders that hold artifacts."""
+        """Return the stage folders that contain artifacts."""
         return sorted(
             folder.name
             for folder in (self.root.iterdir() if self.root.is_dir() else ())
@@ -106,7 +106,7 @@ class Layout:
         )
 
     def artifacts(self, stage: str) -> Iterator[Path]:
-        """The finished artifacts of a stage, replaced ones too; a folder without a manifest is none."""
+        """Return the finished artifacts of a stage, replaced ones included, by their manifests."""
         folder = self.root / stage
         if folder.is_dir():
             yield from sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
@@ -150,7 +150,7 @@ PARTS = {
     "runs": "runs_gb",
     ANSWERS: "answers_gb",
 }
-"""Folders of a store that are no artifacts; what is not listed counts as artifacts."""
+"""Folders of a store that contain no artifacts; all others do."""
 
 
 def disk(root: Path) -> dict[str, float]:

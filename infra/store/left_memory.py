@@ -1,4 +1,4 @@
-"""Shared memory: the room that it has, and what a killed training left, found by the record in its work folder.
+"""Shared memory: its free space, and segments left by a killed training, found by the record in its work folder.
 
 Python's resource tracker does not outlive a SIGKILL of its group, and mosaicml-streaming's shared memory has no other
 owner. `training.data.node_storage` writes the record and reads it where the work is continued; here it is for work
@@ -24,12 +24,12 @@ MORE_MEMORY = "give it more: docker run --shm-size=2g; in Kubernetes an emptyDir
 
 
 def free_memory() -> int:
-    """Bytes of shared memory that are free; those of a large one where the system does not say."""
+    """Return the free bytes of shared memory; a large number if the system does not report them."""
     return psutil.disk_usage(str(MEMORY)).free if MEMORY.is_dir() else 2**40
 
 
 def memory_room() -> str:
-    """The room of shared memory, for messages."""
+    """Return the free space of shared memory, for messages."""
     if not MEMORY.is_dir():
         return "no room that is known"
     usage = psutil.disk_usage(str(MEMORY))

@@ -1,4 +1,4 @@
-"""The record that makes a folder an artifact: what was asked, what came out, from which bytes, code and settings."""
+"""The record that makes a folder an artifact: the request, the result, and the bytes, code and settings behind it."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class Manifest:
     result: Mapping[str, Any]
     """{"figures": {name: number}, "headline": text}"""
     makes: str = ""
-    """The kind of the artifact, such as documents; empty where that is not recorded."""
+    """The kind of the artifact, such as documents; empty if not recorded."""
     package: str = ""
     """The installed package that declares the stage, with its version; empty for a stage of this project."""
     step: str = ""
-    """The step that built it, which other steps of its stage may share; empty where that is not recorded."""
+    """The step that built it, which other steps of its stage may share; empty if not recorded."""
     pipeline: str = ""
     run_id: str = ""
     """The pipeline run that built it."""
@@ -96,7 +96,7 @@ class Manifest:
     lock_hash: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     reproduced_with: Mapping[str, str] = field(default_factory=dict)
-    """Versions with which a later build came out with the same bytes; empty where there was none."""
+    """Versions with which a later build gave the same bytes; empty if there was none."""
     host: str = ""
     device: str = ""
     mlflow_run_id: str | None = None

@@ -95,12 +95,12 @@ def _by_path(store: Store, path: Path) -> tuple[Path, Manifest] | None:
 
 
 def _newest(artifacts: list[tuple[Path, Manifest]]) -> tuple[Path, Manifest]:
-    """Return the last one that was added to the store, if possible among those that no later build replaced."""
+    """Return the artifact that was added to the store last, preferably one that no later build replaced."""
     return max(artifacts, key=lambda pair: ("." not in pair[0].name, pair[1].age_key))
 
 
 def _current(folders: list[Path]) -> list[Path]:
-    """Without those that a later build of the same address replaced, if it is there too."""
+    """Return the artifacts without those that a later build of the same address, also among them, replaced."""
     names = {folder.name for folder in folders}
     return [folder for folder in folders if folder.name.partition(".")[0] not in names - {folder.name}]
 

@@ -1,4 +1,4 @@
-"""A small real corpus, made once: docstrings of a few installed packages, through every stage."""
+"""A small real corpus, made once for all test workers and only read: docstrings of packages, through every stage."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from corpus.tokenizer import tokenizer
 from infra.config import StageConfig
 from infra.launch.config import LaunchConfig
 from infra.run import Result, Run
+from tests.conftest import built_once
 from tests.support.pipelines import DOCSTRING_RULES
 
 PACKAGES = ("click", "jinja2", "networkx")
@@ -47,22 +48,31 @@ def build(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    ingested = build_stage(ingest, IngestConfig(read=[SOURCE]), folder / "ingest")
-    return build_stage(clean, CleanConfig(**DOCSTRING_RULES), folder / "clean", documents=ingested)
+def documents(session_folder: Path) -> Path:
+    folder = session_folder / "corpus-documents"
+    with built_once(folder) as is_first:
+        if is_first:
+            ingested = build_stage(ingest, IngestConfig(read=[SOURCE]), folder / "ingest")
+            build_stage(clean, CleanConfig(**DOCSTRING_RULES), folder / "clean", documents=ingested)
+    return folder / "clean"
 
 
 @pytest.fixture(scope="session")
-def trained_tokenizer(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
-    out = tmp_path_factory.mktemp("tokenizer") / "tokenizer"
-    return build_stage(tokenizer, TokenizerConfig(vocab_size=600), out, documents=documents)
+def trained_tokenizer(session_folder: Path, documents: Path) -> Path:
+    folder = session_folder / "corpus-tokenizer"
+    with built_once(folder) as is_first:
+        if is_first:
+            build_stage(tokenizer, TokenizerConfig(vocab_size=600), folder / "tokenizer", documents=documents)
+    return folder / "tokenizer"
 
 
 @pytest.fixture(scope="session")
-def shards(tmp_path_factory: pytest.TempPathFactory, documents: Path, trained_tokenizer: Path) -> Path:
-    out = tmp_path_factory.mktemp("shards") / "shards"
-    return build_stage(shard, ShardConfig(sequence_length=64), out, documents=documents, tokenizer=trained_tokenizer)
+def shards(session_folder: Path, documents: Path, trained_tokenizer: Path) -> Path:
+    folder, config = session_folder / "corpus-shards", ShardConfig(sequence_length=64)
+    with built_once(folder) as is_first:
+        if is_first:
+            build_stage(shard, config, folder / "shards", documents=documents, tokenizer=trained_tokenizer)
+    return folder / "shards"
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,27 @@ QUESTIONS = [
 ]
 
 
-def test_scores_are_those_of_lm_evals_own_command_line(
-    model_dir: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """lm-eval's own command, which takes most of its time for reading the 12,000 files of its own tasks: it knows those
+    of `--include_path` alone."""
+    import lm_eval.tasks
     from lm_eval.__main__ import cli_evaluate
+
+    named = partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", named)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it sets this for its process, which is that of the tests
+
+    def call(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments])
+        cli_evaluate()
+
+    return call
+
+
+def test_scores_are_those_of_lm_evals_own_command_line(
+    model_dir: Path, tmp_path: Path, run: Run, command_line: Callable[..., None]
+) -> None:
 
     from evaluation.harness.tasks import own_cache, task_spec
 
@@ -56,15 +75,13 @@ def test_scores_are_those_of_lm_evals_own_command_line(
     for task in config.tasks:
         (specs / f"{task.name}.yaml").write_text(yaml.safe_dump(task_spec(task)))
     command = [
-        "lm_eval", "--model", "hf", "--model_args", f"pretrained={model_dir},dtype=float32",
+        "--model", "hf", "--model_args", f"pretrained={model_dir},dtype=float32",
         "--tasks", "minimal_pairs,cloze,texts", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8",
         "--limit", "50",
         "--output_path", str(tmp_path / "theirs"),
     ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", command)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it sets this for its process, which is that of the tests
     with own_cache(tmp_path / "cache"):
-        cli_evaluate()
+        command_line(*command)
     theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]
     ours = results_of(tmp_path / "out")["tasks"]
     for task, metric in (("minimal_pairs", "acc"), ("cloze", "acc"), ("cloze", "acc_norm")):
@@ -84,9 +101,8 @@ def test_scores_are_those_of_lm_evals_own_command_line(
 
 
 def test_questions_by_a_models_template_are_those_of_lm_evals_own_command_line(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, command_line: Callable[..., None]
 ) -> None:
-    from lm_eval.__main__ import cli_evaluate
 
     from evaluation.harness.tasks import own_cache, task_spec
 
@@ -102,16 +118,14 @@ def test_questions_by_a_models_template_are_those_of_lm_evals_own_command_line(
     specs.mkdir()
     (specs / "sums.yaml").write_text(yaml.safe_dump(task_spec(config.tasks[0], 2)))
     command = [
-        "lm_eval", "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
+        "--model", "hf", "--model_args", f"pretrained={model},dtype=float32",
         "--tasks", "sums", "--include_path", str(specs), "--device", "cpu", "--batch_size", "8", "--limit", "8",
         "--num_fewshot", "2", "--seed", f"0,1234,1234,{config.seed}", "--apply_chat_template",
         "--fewshot_as_multiturn", "True", "--system_instruction", "Be short.",
         "--output_path", str(tmp_path / "theirs"), "--log_samples",
     ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", command)
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # it sets this for its process, which is that of the tests
     with own_cache(tmp_path / "cache"):
-        cli_evaluate()
+        command_line(*command)
     theirs = json.loads(next((tmp_path / "theirs").rglob("results*.json")).read_text())["results"]["sums"]
     ours = results_of(tmp_path / "out")["tasks"]
     for metric in ("acc", "acc_norm"):

@@ -1,4 +1,4 @@
-"""The corpus report: right numbers, nothing from the web, drift against the last one that bears on nothing else."""
+"""The corpus report: right numbers, nothing from the web, drift against the last one that affects nothing else."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from evaluation.config import CorpusReportConfig
 from evaluation.corpus_report import corpus_report
 from evaluation.pages.words import compact
 from infra.run import Run
+from tests.conftest import built_once
 
 TEXT = (
     "The post came late to the village of number {0}, and with it the news that the bridge had gone, that the river "
@@ -29,10 +30,21 @@ TEXT = (
 )
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Letters with personal data, each tenth one twice, and lists that no rule keeps."""
-    folder = tmp_path_factory.mktemp("chain")
+STAGES = ("ingest", "validate", "clean", "dedupe", "validate_clean", "tokenizer", "shard")
+
+
+@pytest.fixture(scope="session")
+def chain(session_folder: Path) -> dict[str, Path]:
+    """Letters with personal data, each tenth one twice, and lists that no rule keeps. Built once for all test workers,
+    also for tests/browser/test_reading.py. Read only."""
+    folder = session_folder / "corpus-chain"
+    with built_once(folder) as is_first:
+        if is_first:
+            _build_chain(folder)
+    return {stage: folder / stage for stage in STAGES}
+
+
+def _build_chain(folder: Path) -> None:
     letters = [TEXT.format(i, i * 7919) for i in range(120)]
     for name, texts in (("letters", letters + letters[::10]), ("lists", [f"{i} <script>{i}" for i in range(30)])):
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
@@ -41,10 +53,9 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         {"kind": "files", "name": name, "paths": [str(folder / f"{name}.jsonl")], "licence": licence, "language": "en"}
         for name, licence in (("letters", "CC0-1.0"), ("lists", ""))
     ]
-    made: dict[str, Path] = {}
+    made = {stage: folder / stage for stage in STAGES}
 
     def build(id: str, function, config, **inputs: Path) -> None:
-        made[id] = folder / id
         made[id].mkdir()
         function(config, inputs, made[id], Run(folder / "work" / id))
 
@@ -56,7 +67,6 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     build("validate_clean", validate, ValidateConfig(kind="clean"), data=made["dedupe"])
     build("tokenizer", tokenizer, TokenizerConfig(vocab_size=350), documents=made["dedupe"])
     build("shard", shard, ShardConfig(sequence_length=32), documents=made["dedupe"], tokenizer=made["tokenizer"])
-    return made
 
 
 def report(chain: dict[str, Path], out: Path, **more: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a process that answers with a model imports, and what transformers still does with packages that wait."""
+"""Imports of a process that answers with a model, and the functions of transformers that import packages later."""
 
 from __future__ import annotations
 
