@@ -96,6 +96,8 @@ def command(
         has_model=model is not None,
     )
     rules = tried_rules(sources)
+    if rules and (documents := sum(source.documents for source in sources if source.kind == "documents")) < 20:
+        notes.append(f"about {documents} documents; `validate` expects at least 20: add text, or lower its min_rows")
     fitted = None if model else fit(sum(source.text_bytes for source in sources))
     pipeline_name = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
     if fitted:

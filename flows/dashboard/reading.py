@@ -17,6 +17,8 @@ from tasks.stages import STAGES
 
 CARD = "MODEL_CARD.md"
 SETTLED_NS = 2_000_000_000
+LOOK_NS = 10_000_000
+"""Time for which the change of a folder that was looked up holds: the length of the reading of one page."""
 _REFERENCE = re.compile(r"[a-z0-9][\w-]{0,80}(/[0-9a-f]{1,16}(\.[0-9a-f]{8})?)?")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
@@ -30,6 +32,7 @@ class ReadingStore(Store):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, reading=True)
+        self._looked_at: dict[str, tuple[int, int]] = {}
         self._known: dict[str, tuple[int, dict[Path, Manifest]]] = {}
         self._models: tuple[tuple[int, ...], list[dict[str, Any]]] | None = None
 
@@ -65,11 +68,15 @@ class ReadingStore(Store):
     def _changed(self, stage: str) -> int:
         """Return when the folder of a stage changed last; 0 if that is so recent that another change may follow within
         the precision of the clock."""
-        try:
-            changed = (self.root / stage).stat().st_mtime_ns
-        except OSError:
-            return 0
-        return changed if time.time_ns() - changed > SETTLED_NS else 0
+        now = time.time_ns()
+        at, changed = self._looked_at.get(stage, (0, 0))
+        if not 0 <= now - at < LOOK_NS:  # one page reads a thousand manifests of a stage
+            try:
+                changed = (self.root / stage).stat().st_mtime_ns
+            except OSError:
+                return 0
+            self._looked_at[stage] = now, changed
+        return changed if now - changed > SETTLED_NS else 0
 
 
 def find(store: Store, text: str, *, models_only: bool = False) -> tuple[Path, Manifest]:

@@ -78,7 +78,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 LARGEST_BODY = 50_000
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 1.0, 4.0
 """Time between two reads of a watched run: it doubles while nothing changes."""
-LONGEST_QUERY, MODELS_SHOWN = 200, 200
+LONGEST_QUERY, MODELS_SHOWN = 200, 60
 LONGEST_NAME = 255
 """Bytes of a name in a folder."""
 PAGE_POLICY = (

@@ -2,8 +2,9 @@
 
 // The server sends the parts of the page that changed, rendered and escaped, by the id of their element.
 const address = document.body.dataset.events;
-const source = address ? new EventSource(address) : null;
-if (source) {
+let source = null;
+function listen() {
+  source = new EventSource(address);
   source.onmessage = (event) => {
     for (const [id, html] of Object.entries(JSON.parse(event.data))) {
       const element = document.getElementById(id);
@@ -19,6 +20,9 @@ if (source) {
   source.addEventListener("message", () => redraw());
   source.addEventListener("ended", () => source.close());
 }
+// After the first paint, for which the server and this thread have work enough; a hidden page is never painted.
+if (address && document.visibilityState === "hidden") listen();
+else if (address) requestAnimationFrame(() => setTimeout(listen));
 
 // Charts: the server draws the steps that were dragged over, from all points there.
 const zoomed = new Map();

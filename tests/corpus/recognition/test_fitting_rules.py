@@ -45,9 +45,9 @@ def test_init_turns_off_the_rules_that_would_drop_many_documents(
     Path("packages").mkdir()
     for number, text in enumerate(texts):
         Path("packages", f"{number}.rst").write_text(text, encoding="utf8")
-    found = CliRunner().invoke(stemma, ["init", "packages"])
-    assert found.exit_code == 0, found.stderr
-    assert "gopher_quality.min_alphabetic_word_share (at least 0.8): " in found.stdout
+    initialised = CliRunner().invoke(stemma, ["init", "packages"])
+    assert initialised.exit_code == 0, initialised.stderr
+    assert "gopher_quality.min_alphabetic_word_share (at least 0.8): " in initialised.stdout
     written = Path("pipeline.yaml").read_text()
     off = re.search(r"min_alphabetic_word_share: null # 0\.8 would drop (\d+)%", written)
     assert off and int(off[1]) > 50, written
