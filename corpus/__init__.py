@@ -4,7 +4,3 @@ Stages are in this folder (`ingest`, `validate`, `clean`, `tokenizer`, `shard`, 
 packages that contain a `stage` (`dedupe`, `decontaminate`, `mix`). They are based on `readers`, `recognition`,
 `documents`, `cleaning`, `tokens`, `pairs`, `validation` and `model_folders`; `demo` is the text of the quickstart.
 """
-
-from infra.process.lazy_imports import install
-
-install()

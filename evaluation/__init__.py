@@ -4,7 +4,3 @@ Stages are in this folder: `benchmark_text`, `benchmarks`, `mitigations`, `regis
 `safety`, which is a package. They are built on: `config`, `generation`, `harness`, `mirror`, `failures`, `statistics`,
 `results`, `release`, `people` and `pages`. `evaluate` is the work behind `stemma eval`.
 """
-
-from infra.process.lazy_imports import install
-
-install()

@@ -5,7 +5,3 @@ Stages are in this folder, one file each: `adopt` (a model of others), `pretrain
 `chat`, `objectives`, `train_modules`, `trainer` with its `backends`, `checkpoint`, `guard`, `validation`,
 `generation`, `rl`, `sandbox`, `serving` and `planner`.
 """
-
-from infra.process.lazy_imports import install
-
-install()
