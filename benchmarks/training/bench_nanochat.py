@@ -49,10 +49,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="race-") as temporary:
         folder = (given.out or Path(temporary)).resolve()
         subprocess.run([sys.executable, str(MAKE_TEXT), str(folder / "text")], check=True)
-        theirs = Nanochat(given.checkout.resolve(), given.python, folder).race(given.minutes * 60)
+        reference = Nanochat(given.checkout.resolve(), given.python, folder).race(given.minutes * 60)
         pace = measure_pace(folder, [])
         for minutes in (given.minutes / 2, given.minutes):
-            print(f"\nours, {minutes:g} minutes; nanochat in {given.minutes:g}: {theirs:.4f}")
+            print(f"\nours, {minutes:g} minutes; nanochat in {given.minutes:g}: {reference:.4f}")
             race(folder / f"ours-{minutes:g}", given.seed, [f"pretrain.duration={pace.tokens(minutes * 60)} tokens"])
 
 
@@ -66,7 +66,7 @@ class Nanochat:
         _write_parquet(self._text, self._base / "base_data_climbmix")
 
     def race(self, seconds: float) -> float:
-        """Train for so many seconds, tokenizer and compiler included; return the bits per byte."""
+        """Train within this time, tokenizer and compiler included; return the bits per byte."""
         tokenizer_s, _ = self._run("scripts.tok_train", "--vocab-size=4096")
         trial_s, log = self._run("scripts.base_train", *self._settings(TRIAL_STEPS))
         steps = [float(ms) / 1000 for ms in re.findall(r"dt: ([\d.]+)ms", log)]
@@ -95,12 +95,12 @@ class Nanochat:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="race-compiled-") as compiled:
             paths = os.pathsep.join([str(self._checkout), str(PROJECT), os.environ.get("PYTHONPATH", "")])
-            places = {"NANOCHAT_BASE_DIR": str(self._base), "TORCHINDUCTOR_CACHE_DIR": compiled, "PYTHONPATH": paths}
+            variables = {"NANOCHAT_BASE_DIR": str(self._base), "TORCHINDUCTOR_CACHE_DIR": compiled, "PYTHONPATH": paths}
             command = [self._python, "-m", module, *settings]
             done = subprocess.run(
                 command,
                 cwd=self._checkout,
-                env=os.environ | places,
+                env=os.environ | variables,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

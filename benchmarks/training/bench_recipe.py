@@ -121,15 +121,15 @@ def main() -> None:
         if given.minutes:
             tokens = measure_pace(folder, settings).tokens(given.minutes * 60)
             settings = [*settings, f"pretrain.duration={tokens} tokens"]
-        found = [race(folder, seed, settings) for seed in given.seeds]
+        bits = [race(folder, seed, settings) for seed in given.seeds]
     print(f"nanochat {NANOCHAT}; aim {AIM}, at the least {AT_LEAST}")
-    if len(found) > 1:
-        print(f"{len(found)} seeds: {statistics.mean(found):.4f}, standard deviation {statistics.stdev(found):.4f}")
+    if len(bits) > 1:
+        print(f"{len(bits)} seeds: {statistics.mean(bits):.4f}, standard deviation {statistics.stdev(bits):.4f}")
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast this machine trains by the recipe.
+    """Speed of the recipe on this machine.
 
     Args:
         batch_tokens: Tokens of a batch.
@@ -142,7 +142,7 @@ class Pace:
     beside_s: float
 
     def tokens(self, seconds: float) -> int:
-        """Tokens that a race of so many seconds trains on."""
+        """Number of tokens that a race of this length trains on."""
         batches = int((MARGIN * seconds - self.beside_s) / self.batch_s)
         print(f"{self}: {batches:,} batches in {seconds:.0f} s")
         if batches < TRIAL:
@@ -183,11 +183,12 @@ def ablate(
         return figures_of(model_of(run_stages(store, seeds[0], [*settings, *changed])[1]))
 
     print(f"{'':<56}         bits per byte, nats a token, tokens")
-    with ThreadPoolExecutor(2) as places:
-        asked = [(name, seed) for name in names for seed in seeds]
-        for (name, seed), found in zip(asked, places.map(lambda one: figures(*one), asked), strict=True):
-            came_to = f"{found['bits_per_byte']:.4f}  {found['validation_loss']:.3f}  {found['tokens']:>10,.0f}"
-            print(f"{name:<56}seed {seed:<4}{came_to}", flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        trainings = [(name, seed) for name in names for seed in seeds]
+        results = pool.map(lambda training: figures(*training), trainings)
+        for (name, seed), result in zip(trainings, results, strict=True):
+            figures_text = f"{result['bits_per_byte']:.4f}  {result['validation_loss']:.3f}  {result['tokens']:>10,.0f}"
+            print(f"{name:<56}seed {seed:<4}{figures_text}", flush=True)
 
 
 def flops_of(changed: dict[str, str]) -> float:
@@ -211,9 +212,9 @@ def run_stages(store: Path, seed: int, settings: list[str], until: str = "pretra
     command += [part for setting in settings for part in ("--set", setting)]
     compiled = store.with_name(f"{store.name}-compiled")
     environment = os.environ | {"PYTHONPATH": str(PROJECT), "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
-    begun = time.monotonic()
+    started = time.monotonic()
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=PROJECT)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     document = json.loads(done.stdout)
     if done.returncode:
         raise SystemExit(f"stemma run ended with exit code {done.returncode}: {document.get('errors')}")
@@ -239,9 +240,9 @@ def race(folder: Path, seed: int, settings: list[str]) -> float:
     figures = figures_of(model)
     for name in ("parameters", "batches", "tokens", "tokens_per_s"):
         print(f"  {name:<12}{figures[name]:>14,.0f}")
-    begun = time.monotonic()
+    started = time.monotonic()
     bits, tokens, size = bits_per_byte(model, folder / "text" / "val.jsonl")
-    print(f"  measured {tokens:,} tokens, {size:,} bytes in {time.monotonic() - begun:.0f} s")
+    print(f"  measured {tokens:,} tokens, {size:,} bytes in {time.monotonic() - started:.0f} s")
     print(f"  bits per byte of the validation part: {bits:.4f}", flush=True)
     return bits
 

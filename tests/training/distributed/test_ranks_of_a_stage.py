@@ -80,7 +80,7 @@ def test_a_stopped_rank_is_named_and_all_start_again(tmp_path: Path, shards_dir:
     changes = {"duration": "400 batches", "checkpoint_every": "50 batches", "evaluate_every": "1000 batches"}
     with _running(_job(tmp_path, shards_dir, tokenizer_dir, {"hang_s": 20.0}, **changes)) as child:
         wait_until(lambda: list((tmp_path / "scratch" / "checkpoints").glob("ba*")))
-        (rank,) = [one for one in psutil.Process(child.pid).children() if one.environ().get("RANK") == "1"]
+        (rank,) = [process for process in psutil.Process(child.pid).children() if process.environ().get("RANK") == "1"]
         rank.send_signal(signal.SIGSTOP)
         _, log = child.communicate(timeout=tests.support.programs.command.patience_s)
     outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
@@ -100,8 +100,8 @@ def test_a_rank_whose_loader_is_lost_ends_at_once(
     launch = {"loader_workers": 1, "trainer": trainer}
     with _running(_job(tmp_path, shards_dir, tokenizer_dir, launch, **changes)) as child:
         wait_until(lambda: list((tmp_path / "scratch" / "checkpoints").glob("ba*")))
-        (rank,) = [one for one in psutil.Process(child.pid).children() if one.environ().get("RANK") == "1"]
-        (worker,) = [one for one in rank.children() if one.name().startswith("pt_data_worker")]
+        (rank,) = [process for process in psutil.Process(child.pid).children() if process.environ().get("RANK") == "1"]
+        (worker,) = [process for process in rank.children() if process.name().startswith("pt_data_worker")]
         worker.send_signal(signal.SIGTERM)
         _, log = child.communicate(timeout=60)
     outcome = ChildOutcome.read(tmp_path / "scratch" / OUTCOME)
