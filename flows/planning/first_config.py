@@ -39,7 +39,7 @@ VOCABULARIES = ((50e3, 512), (150e3, 1024), (400e3, 2048), (50e6, 4096), (1e9, 1
 """Entries of the tokenizer for less text than this number of bytes. 90 kB of short notes give 3,600 at most, and
 cleaning leaves less text than there is."""
 FEW = 30
-"""Number of text files below which they are cut too, if that gives at least as many documents."""
+"""Number of text files below which they are cut too, if that gives as many documents."""
 SAMPLE_ERROR = 0.01
 """Distance from a limit of a suite that a share of a sample is taken for below it."""
 COMPRESSED = 3.0

@@ -63,7 +63,7 @@ def test_rules_stay_where_they_drop_little_and_for_a_source_that_they_would_drop
     rules = fitting_rules([prose])
     assert not rules.left_out and not rules.keys and rules.dropped < 0.2
     notes = [f"Note {number}: buy bread" for number in range(20)]
-    beside = fitting_rules([[*prose, *prose, *prose, *prose], notes])
-    names = [left.rule.name for left in beside.left_out]
+    with_notes = fitting_rules([[*prose, *prose, *prose, *prose], notes])
+    names = [left.rule.name for left in with_notes.left_out]
     assert {"min_characters", "gopher_quality.min_words"} <= set(names)
-    assert beside.keys["min_characters"] is None and beside.keys["gopher_quality"]["min_words"] is None
+    assert with_notes.keys["min_characters"] is None and with_notes.keys["gopher_quality"]["min_words"] is None
