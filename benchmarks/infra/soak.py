@@ -12,12 +12,14 @@ second call with the same OUT prints the table again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -41,12 +43,16 @@ def main() -> None:
     record = options.out / "soak.json"
     if not record.exists():
         options.out.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps(soak(options.out, options.minutes * 60, options.every, options.keep), indent=1))
+        rows: list[dict[str, float]] = []
+        for row in soak(options.out, options.minutes * 60, options.every, options.keep):
+            # After each run: a soak that is broken off has its rows.
+            rows.append(row)
+            record.write_text(json.dumps(rows, indent=1))
     print(table(json.loads(record.read_text())))
 
 
-def soak(out: Path, seconds: float, every_s: float, keep: int) -> list[dict[str, float]]:
-    """Run the pipeline until the time is over; return a row of sizes after each run."""
+def soak(out: Path, seconds: float, every_s: float, keep: int) -> Iterator[dict[str, float]]:
+    """Run the pipeline until the time is over; yield a row of sizes after each run."""
     root, config = out / "store", out / "config.yaml"
     (out / "text.jsonl").write_text(
         "".join(json.dumps({"text": f"Document {number} of a few words."}) + "\n" for number in range(50))
@@ -65,22 +71,22 @@ def soak(out: Path, seconds: float, every_s: float, keep: int) -> list[dict[str,
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}: {done.stderr[-3000:]}")
 
-    rows: list[dict[str, float]] = []
     stemma("up", "--keep-runs", str(keep))
     try:
         began = time.monotonic()
-        while time.monotonic() - began < seconds:
+        for run in itertools.count():
             start = time.monotonic()
+            if start - began >= seconds:
+                break
             # Every tenth run has something to build, as a pipeline whose data grows.
-            stemma("run", str(config), "--set", f"clean.min_characters={1 + len(rows) // 10}")
-            if len(rows) % HOUSEKEEPING_EVERY == HOUSEKEEPING_EVERY - 1:
+            stemma("run", str(config), "--set", f"clean.min_characters={1 + run // 10}")
+            if run % HOUSEKEEPING_EVERY == HOUSEKEEPING_EVERY - 1:
                 stemma("gc", "--yes")
                 (root / ".state" / "tidied").unlink(missing_ok=True)
-            rows.append({"seconds": time.monotonic() - began, "run, s": time.monotonic() - start, **sizes(root)})
+            yield {"seconds": time.monotonic() - began, "run, s": time.monotonic() - start, **sizes(root)}
             time.sleep(max(0.0, every_s - (time.monotonic() - start)))
     finally:
         stemma("down")
-    return rows
 
 
 def sizes(root: Path) -> dict[str, float]:
