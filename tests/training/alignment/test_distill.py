@@ -157,7 +157,7 @@ def test_an_endpoint_teaches_by_its_answers_and_none_is_asked_for_twice(
     assert again.figures["loss_fall"] == pytest.approx(figures["loss_fall"], rel=1e-4)
     rows = [json.loads(line) for line in (tmp_path / "out" / "aux" / "teacher_answers.jsonl").read_text().splitlines()]
     assert len(rows) == len(learnt) and all(row["response"].startswith("About ") for row in rows)
-    with endpoint(lambda body, number: completion("", "length")) as (url, _):
+    with endpoint(lambda body, number: completion("", "stop")) as (url, _):
         config = DistillConfig.model_validate(keys | {"endpoint": {"url": url, "model": "mute"}})
         with pytest.raises(StageError, match=r"answers of the teacher are empty; 5% are allowed"):
             distill(config, student, tmp_path / "none", Run(tmp_path / "mute", run.launch))
