@@ -8,8 +8,8 @@ forgotten after `--keep` newer ones, and the hourly housekeeping is due after ev
 prints a table: the medians of the second and of the last quarter of the time, and their difference per 100 runs. A
 second call with the same OUT prints the table again.
 
-With --faked nobody waits for the next run: the clock that servers and runs see jumps ahead to it, by the layer that the
-drill puts between processes and their clock, so that days pass in the time that their runs take
+With --faked the clock that servers and runs see jumps ahead to the next run, by the layer that the drill puts between
+processes and their clock, so that days pass in the time that their runs take
 (`--minutes 4320 --every 900 --faked`: three days).
 """
 
