@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from corpus.decontaminate.config import MatchConfig
-from corpus.decontaminate.items import Item, forms_of
-from corpus.decontaminate.kernels import GramIndex
+from corpus.decontaminate.forms import write_forms
+from corpus.decontaminate.items import Item, words_of
+from corpus.decontaminate.kernels import GramIndex, sorted_by_hash
 from corpus.documents.words import (
     Bytes,
     Hashes,
@@ -57,8 +57,7 @@ def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[GramIndex, O
     for number, item in enumerate(items):
         batch.add(number, item)
         if batch.characters >= _BATCH_CHARACTERS or number == len(items) - 1:
-            hashed = batch.hashed()
-            batch.enter(hashed, config, grams, alone, questions, passages)
+            batch.enter(config, grams, alone, questions, passages)
             batch = Batch()
     tasks = {task: number for number, task in enumerate(dict.fromkeys(item.task for item in items))}
     task_of = np.array([tasks[item.task] for item in items], np.int64)
@@ -73,10 +72,11 @@ def make_index(items: Sequence[Item], config: MatchConfig) -> tuple[GramIndex, O
 
 
 class HashedTexts(NamedTuple):
-    """The words of T texts.
+    """The words of T texts in F forms, see `corpus.decontaminate.forms.Forms`.
 
-    data: the UTF-8 of all texts. hashes, starts: (W,) of each word, starts in `data`. begins: (T + 1,) the first word
-    of each text. numbers: (T,) how many words these are, those of scripts without spaces estimated.
+    data: the UTF-8 of all forms. hashes, starts: (W,) of each word, starts in `data`. begins: (F + 1,) the first word
+    of each form. numbers: (F,) how many words these are, those of scripts without spaces estimated.
+    forms: (T, 5) the forms of each text. given: (T,) the words of each text before `with_spaces`.
     """
 
     data: Bytes
@@ -84,43 +84,55 @@ class HashedTexts(NamedTuple):
     starts: NDArray[np.int64]
     begins: NDArray[np.int64]
     numbers: NDArray[np.float64]
+    forms: NDArray[np.int64]
+    given: NDArray[np.float64]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> HashedTexts:
-        encoded = [text.encode() for text in texts]
-        data = np.frombuffer(b"".join(encoded), np.uint8)
-        ends = np.cumsum(np.array([0, *map(len, encoded)], np.int64))
+        data, ends, forms, changed = write_forms(texts)
         hashes = np.empty(data.size, np.uint64)
         starts, word_ends = np.empty(data.size, np.int64), np.empty(data.size, np.int64)
         begins, numbers = np.zeros(ends.size, np.int64), np.empty(ends.size - 1)
         count = _hash_texts(data, ends, character_table(), hashes, starts, word_ends, begins, numbers)
-        return cls(data, hashes[:count], starts[:count], begins, numbers)
+        given = numbers[forms[:, 0]]
+        given[changed] = [words_of(texts[text]).number for text in changed.tolist()]
+        return cls(data, hashes[:count], starts[:count], begins, numbers, forms, given)
+
+    def distinct_forms(self, texts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The forms of texts, (N,), each once for a text, and the number in `texts` of each, ascending."""
+        forms = self.forms[texts]
+        # The forms of a text are numbered as they were written, so equal ones are neighbours or the text itself.
+        is_new = np.ones(forms.shape, np.bool_)
+        is_new[:, 1:] = (forms[:, 1:] != forms[:, :-1]) & (forms[:, 1:] != forms[:, :1])
+        return forms[is_new], np.nonzero(is_new)[0]
 
     def sizes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The hashed words of texts; characters in scripts without spaces."""
+        """The hashed words of forms; characters in scripts without spaces."""
         return self.begins[rows + 1] - self.begins[rows]
 
     def ngrams(
         self, rows: NDArray[np.int64], items: NDArray[np.int64], n: int
     ) -> tuple[Hashes, NDArray[np.int64], NDArray[np.int64]]:
-        """The n-grams of texts, (G,), how many words each has, and its item; each n-gram's size is that of its script,
-        and a text of fewer words gives one of all.
+        """The n-grams of forms, (G,), how many words each has, and its item; each n-gram's size is that of its script,
+        and a form of fewer words gives one of all.
 
-        An n-gram of several forms of a text comes once for the item.
+        An n-gram of several forms comes once for the item.
 
         Args:
-            rows, items: (N,) the texts and the item of each, ascending.
+            rows, items: (N,) the forms and the item of each, ascending.
         """
-        room = int(self.sizes(rows).sum())
+        words = np.bincount(items - items[:1], self.sizes(rows))
+        room = int(words.sum())
         grams, sizes, of = np.empty(room, np.uint64), np.empty(room, np.int64), np.empty(room, np.int64)
-        slots = 1 << (2 * room).bit_length()
+        # The table has the n-grams of one item at a time: one that stays in the processor's cache.
+        slots = 1 << (2 * int(words.max(initial=1))).bit_length()
         seen, last = np.zeros(slots, np.uint64), np.full(slots, -1)
         texts = self.data, self.starts, self.hashes, self.begins
         filled = _hash_ngrams_of(*texts, rows, items, n, seen, last, grams, sizes, of)
         return grams[:filled], sizes[:filled], of[:filled]
 
     def all_words(self, rows: NDArray[np.int64]) -> Hashes:
-        """All words of each text as one n-gram; 0 for a text without words."""
+        """All words of each form as one n-gram; 0 for a form without words."""
         return _hash_all_words(self.hashes, self.begins, rows)
 
 
@@ -138,7 +150,11 @@ def _hash_texts(
     count = 0
     for text in range(numbers.size):
         size = hash_words(data, ends[text], ends[text + 1], table, hashes[count:], starts[count:], word_ends[count:])
-        numbers[text] = words_in(data, starts[count:], size)
+        largest = np.uint8(0)
+        for byte in data[ends[text] : ends[text + 1]]:
+            largest = max(largest, byte)
+        # Scripts without spaces have characters of three bytes and more.
+        numbers[text] = words_in(data, starts[count:], size) if largest >= 0xE0 else size
         count += size
         begins[text + 1] = count
     return count
@@ -162,7 +178,7 @@ def _hash_ngrams_of(
     """Write n-grams as `HashedTexts.ngrams` returns them.
 
     Args:
-        seen, last: a hash table, n-grams and the last item that had each; -1 is a free place.
+        seen, last: a hash table, n-grams and the item that had each; the place of another item is free.
     """
     filled = 0
     for entry in range(rows.size):
@@ -173,7 +189,7 @@ def _hash_ngrams_of(
         for new in range(filled, filled + added):
             gram = grams[new]
             slot = np.int64(gram & np.uint64(seen.size - 1))
-            while last[slot] >= 0 and seen[slot] != gram:
+            while last[slot] == items[entry] and seen[slot] != gram:
                 slot = (slot + 1) & (seen.size - 1)
             if last[slot] != items[entry]:
                 seen[slot], last[slot] = gram, items[entry]
@@ -191,57 +207,51 @@ def _hash_all_words(hashes: Hashes, begins: NDArray[np.int64], rows: NDArray[np.
     return grams
 
 
-@dataclass
 class Batch:
     """Texts of some items that are hashed together, each text once, and what each of them is to its item."""
 
-    characters: int = 0
-    _rows: dict[str, int] = field(default_factory=dict)
-    _texts: list[tuple[int, int, bool]] = field(default_factory=list)
-    _parts: list[tuple[int, int, str, str]] = field(default_factory=list)
-    _answers: list[tuple[int, int, int, int]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.characters = 0
+        self._numbers: dict[str, int] = {}
+        self._items: list[int] = []
+        self._tasks: list[str] = []
+        # Of each item the texts and after them the parts, and how many these are.
+        self._texts: list[int] = []
+        self._counts: list[int] = []
+        self._answers: list[tuple[int, int, int, int]] = []
 
     def add(self, number: int, item: Item) -> None:
-        for is_part, texts in ((False, item.texts), (True, item.parts)):
-            forms: dict[str, None] = {}
-            for raw in texts:
-                forms |= dict.fromkeys(forms_of(raw))
-            self._texts += [(self._row(text), number, is_part) for text in forms]
-        for part in item.parts:
-            self._parts.append((self._row(part), number, item.task, part))
-        for answer in item.answers:
-            for question, right in zip(forms_of(answer.question), forms_of(answer.answer), strict=True):
-                self._answers.append((self._row(question), self._row(right), answer.within, number))
-
-    def _row(self, text: str) -> int:
-        if text not in self._rows:
-            self._rows[text] = len(self._rows)
-            self.characters += len(text)
-        return self._rows[text]
-
-    def hashed(self) -> HashedTexts:
-        return HashedTexts.of(list(self._rows))
+        numbers = self._numbers
+        for texts in (item.texts, item.parts):
+            self._texts += [numbers.setdefault(text, len(numbers)) for text in texts]
+            self._counts.append(len(texts))
+            self.characters += sum(map(len, texts))
+        self._items.append(number)
+        self._tasks.append(item.task)
+        for question, right, within in item.answers:
+            asking = numbers.setdefault(question, len(numbers))
+            self._answers.append((asking, numbers.setdefault(right, len(numbers)), within, number))
 
     def enter(
-        self,
-        hashed: HashedTexts,
-        config: MatchConfig,
-        grams: Grams,
-        alone: Grams,
-        questions: ItemAnswers,
-        passages: Passages,
+        self, config: MatchConfig, grams: Grams, alone: Grams, questions: ItemAnswers, passages: Passages
     ) -> None:
         """Add the batch to all that is known of the items before."""
-        rows, items, is_part = np.array(self._texts, np.int64).reshape(-1, 3).T
+        all_texts = list(self._numbers)
+        hashed = HashedTexts.of(all_texts)
+        texts = np.array(self._texts, np.int64)
+        group_of = np.repeat(np.arange(len(self._counts)), self._counts)
+        is_part, item_of = group_of % 2 == 1, group_of // 2
+        rows, text_of = hashed.distinct_forms(texts)
+        items = np.array(self._items, np.int64)[item_of[text_of]]
         # Long texts give their n-grams; a short one counts where it is alone, and a short part not at all.
-        limits = np.where(is_part, max(config.min_words, PART_WORDS), config.min_words)
+        limits = np.where(is_part[text_of], max(config.min_words, PART_WORDS), config.min_words)
         is_long = hashed.numbers[rows] >= limits
         grams.add(*hashed.ngrams(rows[is_long], items[is_long], config.ngram))
-        is_alone = ~is_long & (is_part == 0) & (hashed.sizes(rows) > 0)
+        is_alone = ~is_long & ~is_part[text_of] & (hashed.sizes(rows) > 0)
         alone.add(hashed.all_words(rows[is_alone]), hashed.sizes(rows[is_alone]), items[is_alone])
-        for row, number, task, part in self._parts:
-            if hashed.numbers[row] >= PASSAGE_WORDS:
-                passages.add(task, part, number)
+        for entry in np.flatnonzero(is_part & (hashed.given[texts] >= PASSAGE_WORDS)).tolist():
+            item = item_of[entry]
+            passages.add(self._tasks[item], all_texts[texts[entry]], self._items[item])
         questions.add(hashed, np.array(self._answers, np.int64).reshape(-1, 4), config.min_words)
 
 
@@ -273,7 +283,7 @@ class Grams:
         """Add hashes, the words of each n-gram, and its item, all (N,), items in ascending order."""
         self._grams.append(grams)
         self._items.append(items)
-        self._lengths.update(np.unique(sizes).tolist())
+        self._lengths.update(np.flatnonzero(np.bincount(sizes)).tolist())
 
     def lengths(self) -> NDArray[np.int64]:
         return np.array(sorted(self._lengths), np.int64)
@@ -286,8 +296,7 @@ class Grams:
         """
         grams, items = np.concatenate(self._grams), np.concatenate(self._items)
         # Items were entered in ascending order, in which a stable sort leaves those of one n-gram.
-        order = np.argsort(grams, kind="stable")
-        grams, items = grams[order], items[order]
+        grams, items = sorted_by_hash(grams, items)
         fresh = np.append(True, (grams[1:] != grams[:-1]) | (items[1:] != items[:-1]))[: grams.size]
         grams, items = grams[fresh], items[fresh]
         keep = ~_is_template(grams, task_of[items], passage_of[items])
@@ -309,7 +318,9 @@ class ItemAnswers:
         Args:
             rows: (N, 4) texts of question and answer, words between them at most, and the item.
         """
-        question, answer, within, items = rows.T
+        # Question and answer are written in one form, of five.
+        question, answer = (hashed.forms[rows[:, column]].ravel() for column in (0, 1))
+        within, items = (np.repeat(rows[:, column], hashed.forms.shape[1]) for column in (2, 3))
         words, more = hashed.numbers[question], hashed.numbers[answer]
         counts = (more > 0) & (words > 0) & (words < min_words) & (words + more >= min_words)
         question, answer = question[counts], answer[counts]
@@ -352,14 +363,15 @@ def _is_template(grams: Hashes, tasks: NDArray[np.int64], passages: NDArray[np.i
         grams: (N,), ascending.
         tasks, passages: (N,).
     """
-    begins = _begins(grams)
-    number = np.cumsum(begins) - 1
+    begins = np.flatnonzero(_begins(grams))
+    counts = np.diff(np.append(begins, grams.size))
     # Few n-grams are common enough for their passages to be counted.
-    common = np.flatnonzero(np.bincount(number)[number] > SHARED_BY_ITEMS)
+    common = np.flatnonzero(np.repeat(counts > SHARED_BY_ITEMS, counts))
     is_template = np.zeros(grams.size, np.bool_)
     if not common.size:
         return is_template
-    rows = np.stack([number, tasks, passages])[:, common]
+    number = np.searchsorted(begins, common, side="right")
+    rows = np.stack([number, tasks[common], passages[common]])
     order = np.lexsort(rows[::-1])
     changes = np.append(np.ones((3, 1), np.bool_), np.diff(rows[:, order]) != 0, axis=1)
     of_task = np.cumsum(changes[:2].any(0)) - 1

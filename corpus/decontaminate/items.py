@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from corpus.documents.words import Bytes, Hashes, character_table, hash_words, words_in
 from infra.io.json import read_own_json_lines
 
-_PUNCTUATION = re.compile(r"[^\w\s]|_")
-_MARKUP = re.compile("[&<>\"']")
-_ASCII_PUNCTUATION = bytes(code for code in range(128) if _PUNCTUATION.match(chr(code)))
+PUNCTUATION = re.compile(r"[^\w\s]|_")
 _FOOTNOTE = re.compile(rb"""\[(?:(?<=[\w.,;:!?"')\x80-\xff]\[)|(?<=[\w.,;:!?"')\x80-\xff] \[))\d{1,3}\]""")
 """The number of a footnote behind a word or a mark, as encyclopedias have them; in lists of numbers, [1] is none."""
 _SPACES = (re.compile(rb"&(?:nbsp|#160|#xA0|#xa0|ensp|emsp|thinsp);"), _FOOTNOTE)
@@ -77,14 +75,9 @@ def with_spaces(text: bytes) -> bytes:
 def forms_of(text: str) -> tuple[str, ...]:
     """Return a text unchanged, without its punctuation, so that "read-only" is found as "read only" and as "readonly",
     and as JSON and HTML write it: their escapes are other words."""
-    if "&" in text or "[" in text:
-        text = with_spaces(text.encode()).decode()
-    is_plain = text.isascii() and text.isprintable()
-    # Most texts are their own escapes: what changes none is not escaped.
-    in_json = text if is_plain and '"' not in text and "\\" not in text else json.dumps(text)[1:-1]
-    escaped = html.escape(text) if _MARKUP.search(text) else text
-    bare = text.encode().translate(None, _ASCII_PUNCTUATION).decode() if is_plain else _PUNCTUATION.sub("", text)
-    return text, bare, in_json, escaped, escaped.replace("&#x27;", "&#39;")
+    text = with_spaces(text.encode()).decode()
+    escaped = html.escape(text)
+    return text, PUNCTUATION.sub("", text), json.dumps(text)[1:-1], escaped, escaped.replace("&#x27;", "&#39;")
 
 
 class Words(NamedTuple):

@@ -9,11 +9,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from corpus.decontaminate.items import has_spaces, with_spaces
-from corpus.documents.words import Bytes, Hashes, character_table, has_unspaced, hash_ngrams, hash_words, text_buffers
+from corpus.documents.words import (
+    NGRAM_BASE,
+    Bytes,
+    Hashes,
+    character_table,
+    has_unspaced,
+    hash_ngrams,
+    hash_words,
+    mix64,
+    text_buffers,
+)
 from infra.native import kernel
 
 FILTER_BITS = 16
 """Bits of the filter for each hash that is looked for: one in sixteen others passes it."""
+_LARGE_BUCKET = 64
+"""Hashes with the same top bits, eight on average: more are an n-gram that many items have."""
 
 
 class GramIndex(NamedTuple):
@@ -47,6 +59,52 @@ def make_filter(hashes: Hashes) -> NDArray[np.uint8]:
     flags = np.zeros(size, np.uint8)
     flags[(hashes >> np.uint64(64 - (size - 1).bit_length())).astype(np.int64)] = 1
     return flags
+
+
+def sorted_by_hash(hashes: Hashes, values: NDArray[np.int64]) -> tuple[Hashes, NDArray[np.int64]]:
+    """Return hashes in ascending order, and the value of each; values of equal hashes stay in their order.
+
+    Hashes are spread evenly, so their top bits put nearly each of them in its place.
+    """
+    bits = max(1, (hashes.size // 8).bit_length())
+    out_hashes, out_values = np.empty_like(hashes), np.empty_like(values)
+    ends = _sort_buckets(hashes, values, bits, out_hashes, out_values)
+    sizes = np.diff(ends, prepend=0)
+    for bucket in np.flatnonzero(sizes > _LARGE_BUCKET).tolist():
+        part = slice(ends[bucket] - sizes[bucket], ends[bucket])
+        order = np.argsort(out_hashes[part], kind="stable")
+        out_hashes[part], out_values[part] = out_hashes[part][order], out_values[part][order]
+    return out_hashes, out_values
+
+
+@kernel
+def _sort_buckets(
+    hashes: Hashes, values: NDArray[np.int64], bits: int, out_hashes: Hashes, out_values: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Write hashes by their top bits, sorted among those with the same ones unless these are a large bucket; return
+    the end of each bucket, (2**bits,)."""
+    shift = np.uint64(64 - bits)
+    ends = np.zeros((1 << bits) + 1, np.int64)
+    for value in hashes:
+        ends[np.int64(value >> shift) + 1] += 1
+    for bucket in range(1 << bits):
+        ends[bucket + 1] += ends[bucket]
+    for number in range(hashes.size):
+        top = np.int64(hashes[number] >> shift)
+        out_hashes[ends[top]], out_values[ends[top]] = hashes[number], values[number]
+        ends[top] += 1
+    begin = 0
+    for bucket in range(1 << bits):
+        end = ends[bucket]
+        for number in range(begin + 1, end if end - begin <= _LARGE_BUCKET else begin):
+            key, moved = out_hashes[number], out_values[number]
+            at = number
+            while at > begin and out_hashes[at - 1] > key:
+                out_hashes[at], out_values[at] = out_hashes[at - 1], out_values[at - 1]
+                at -= 1
+            out_hashes[at], out_values[at] = key, moved
+        begin = end
+    return ends[: 1 << bits]
 
 
 @kernel
@@ -175,14 +233,15 @@ def find_items(
         for first in range(count if index.alone.size else 0):
             if first > 0 and not _ends_sentence(data, ends[first - 1], starts[first]):
                 continue
+            value = np.uint64(0)
             for last in range(first, min(count, first + index.longest_alone)):
+                value = value * NGRAM_BASE + words[last]
                 if last + 1 < count and not _ends_sentence(data, ends[last], starts[last + 1]):
                     continue
-                size = last + 1 - first
-                hash_ngrams(words[first : last + 1], size, size, hashes)
-                if alone_flags[hashes[0] >> alone_shift] == 0:
+                gram = mix64(value)
+                if alone_flags[gram >> alone_shift] == 0:
                     continue
-                entry = _find(index.alone, hashes[0])
+                entry = _find(index.alone, gram)
                 if entry >= 0:
                     hits = _with_room(hits, filled)
                     hits[filled, 0], hits[filled, 1] = text, first_alone + entry
@@ -191,11 +250,13 @@ def find_items(
         for first in range(count if index.questions.size else 0):
             if first > 0 and not _is_set_off(data, ends[first - 1], starts[first]):
                 continue
+            value = np.uint64(0)
             for end in range(first + 1, min(count, first + index.longest_question) + 1):
-                hash_ngrams(words[first:end], end - first, end - first, hashes)
-                if question_flags[hashes[0] >> question_shift] == 0:
+                value = value * NGRAM_BASE + words[end - 1]
+                gram = mix64(value)
+                if question_flags[gram >> question_shift] == 0:
                     continue
-                question = _find(index.questions, hashes[0])
+                question = _find(index.questions, gram)
                 if question < 0:
                     continue
                 for answer in range(index.answer_begins[question], index.answer_begins[question + 1]):

@@ -40,6 +40,8 @@ _UNCHANGED = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3))
 """Letters of Han and Hangul, which have no case and no accents: two thirds of all code points below U+10000."""
 _SEPARATORS = (0xD800, 0xF8FF)
 """Surrogates and private use."""
+NGRAM_BASE = np.uint64(0xD6E8FEB86659FD93)
+"""The base of the polynomial of an n-gram's words."""
 
 
 def folded_code_points() -> Iterator[int]:
@@ -218,11 +220,21 @@ def hash_script_ngrams(
         sizes: the number of words of each n-gram; room for `count`, as in `out`.
     """
     filled = covered = 0
+    # The last n-gram's size, its value, and the factor of its first word: one of the same size goes on from it.
+    before, value, top = 0, np.uint64(0), np.uint64(1)
     for word in range(count):
         size = ngram_size(characters_per_word(data, starts[word]), n)
         if word + size > count:
+            before = 0
             continue
-        hash_ngrams(words[word : word + size], size, size, out[filled:])
+        if size == before:
+            value = value * NGRAM_BASE + words[word + size - 1] - top * words[word - 1]
+        else:
+            before, value, top = size, np.uint64(0), np.uint64(1)
+            for i in range(word, word + size):
+                value = value * NGRAM_BASE + words[i]
+                top *= NGRAM_BASE
+        out[filled] = mix64(value)
         sizes[filled] = size
         filled += 1
         covered = word + size if word + size > covered else covered
@@ -242,16 +254,15 @@ def hash_ngrams(words: Hashes, count: int, n: int, out: Hashes) -> int:
     """
     if count == 0:
         return 0
-    base = np.uint64(0xD6E8FEB86659FD93)
     n = min(n, count)
     top = np.uint64(1)
     for _ in range(n):
-        top *= base
+        top *= NGRAM_BASE
     value = np.uint64(0)
     for i in range(n):
-        value = value * base + words[i]
+        value = value * NGRAM_BASE + words[i]
     out[0] = mix64(value)
     for i in range(n, count):
-        value = value * base + words[i] - top * words[i - n]
+        value = value * NGRAM_BASE + words[i] - top * words[i - n]
         out[i - n + 1] = mix64(value)
     return count - n + 1

@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from corpus.decontaminate.config import DecontaminateConfig
+from corpus.decontaminate.forms import write_forms
 from corpus.decontaminate.index import make_index
-from corpus.decontaminate.items import Item, ItemAnswer
+from corpus.decontaminate.items import Item, ItemAnswer, forms_of, with_spaces, words_of
+from corpus.decontaminate.kernels import sorted_by_hash
 from corpus.decontaminate.stage import decontaminate
 from corpus.documents.parts import DocumentWriter, make_document, read_documents
 from evaluation.benchmark_text import benchmark_text
@@ -298,6 +300,40 @@ def test_a_tasks_template_is_no_sign_of_an_item_and_a_shared_passage_is(build, w
     documents = written(tmp_path / "in", [f"Teachers say: {ask}.", f"It is said that {passage} is long."])
     out = build(decontaminate, DecontaminateConfig(), documents=documents, benchmark_text=items)
     assert texts_of(out) == [f"Teachers say: {ask}."]
+
+
+PIECES = (
+    *"ab ,._\n\t\x01\x7f\\&<>\"'-é“…½Ⅷ한中ภाि\u0301\u200d\u2028\xa0😀𐌀𝒳𠀀".replace("", " ").split(" "),
+    " ", "read", "it's", "a[1]", "&nbsp;", "word [12]",
+)  # fmt: skip
+
+
+def test_forms_that_are_written_together_have_the_words_of_each():
+    generator = random.Random(5)
+    texts = ["".join(generator.choices(PIECES, k=generator.randint(0, 15))) for _ in range(3000)]
+    written_forms = write_forms(texts)
+    for rows, text in zip(written_forms.rows, texts, strict=True):
+        for row, form in zip(rows, forms_of(text), strict=True):
+            data = written_forms.data[written_forms.ends[row] : written_forms.ends[row + 1]].tobytes().decode()
+            words, expected = words_of(data), words_of(form)
+            assert np.array_equal(words.hashes, expected.hashes) and words.number == expected.number, (text, form)
+    assert [texts[number] for number in written_forms.changed] == [
+        text for text in texts if with_spaces(text.encode()) != text.encode()
+    ]
+    # Most texts have no words in other forms.
+    assert len(write_forms(["Plain words, without much."] * 10).ends) == 11
+
+
+def test_hashes_of_many_items_are_sorted_with_their_items():
+    generator = np.random.default_rng(3)
+    hashes = generator.integers(0, 1 << 64, 3000, np.uint64)
+    hashes[generator.random(3000) < 0.2] = hashes[0]  # two n-grams of a template, in one bucket
+    hashes[generator.random(3000) < 0.2] = hashes[0] + np.uint64(1)
+    order = np.argsort(hashes, kind="stable")
+    for count in (0, 1, 3000):
+        found, values = sorted_by_hash(hashes[:count], np.arange(count))
+        expected = order[order < count]
+        assert np.array_equal(found, hashes[expected]) and np.array_equal(values, expected)
 
 
 @pytest.mark.slow
