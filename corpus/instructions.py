@@ -23,6 +23,7 @@ from corpus.pairs.dialogues import (
     CHAT_ROLES,
     ToolExchange,
     Turn,
+    begins_with_system,
     exchange_of_turns,
     has_tools,
     tool_exchange_of,
@@ -39,6 +40,7 @@ from corpus.pairs.files import (
     prompt_field,
     prompt_of,
     records_of,
+    system_of,
     turns_field,
 )
 from corpus.pairs.references import unusable_reference
@@ -168,9 +170,9 @@ def pair_of(record: Record, source: InstructionOptions) -> Pair:
         talk = tool_exchange_of(messages, tools, source.trim_conversations)
         return _checked(record, source, talk.prompt, talk.response, talk.first_turn, with_tools=talk)
     turns = list(_turns(record, source))
-    system = record.value.get("system")
-    if isinstance(system, str) and system.strip() and (not turns or turns[0].role != "system"):
-        turns.insert(0, Turn("system", system.strip()))
+    system = system_of(record, source.system_field)
+    if system and (not turns or turns[0].role != "system"):
+        turns.insert(0, Turn("system", system))
     if turns and turns[0] == ("system", ""):
         turns.pop(0)
     if source.trim_conversations:
@@ -197,8 +199,8 @@ def _messages(record: Record, source: InstructionOptions) -> list[Any]:
             messages = [*_spoken(pick(value, asked_field), "user"), *_spoken(pick(value, answered), "assistant")]
         else:
             messages = [{"role": CHAT_ROLES[turn.role], "content": turn.text} for turn in _turns(record, source)]
-    system = value.get("system")
-    if isinstance(system, str) and system.strip() and not _begins_with_system(messages):
+    system = system_of(record, source.system_field)
+    if system and not begins_with_system(messages):
         return [{"role": "system", "content": system}, *messages]
     return messages
 
@@ -208,11 +210,6 @@ def _spoken(value: Any, role: str) -> list[Any]:
     if isinstance(value, Mapping):
         return [value]
     return value if isinstance(value, list) else [{"role": role, "content": value}]
-
-
-def _begins_with_system(messages: Sequence[Any]) -> bool:
-    first = messages[0] if messages else None
-    return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("system", "developer")
 
 
 def _checked(
@@ -272,6 +269,9 @@ def _turns(record: Record, source: InstructionOptions) -> Iterator[Turn]:
 
 def _lacks(record: Record, names: Sequence[str]) -> Unreadable:
     """Return the error to raise for a record that has none of these fields, or only null under them."""
+    for name in CONVERSATIONS:
+        if isinstance(text := record.value.get(name), str) and text.strip():
+            return Unreadable(f"expected a list of messages under {name}, found a text: {text.strip()[:40]!r}")
     null = next((name for name in names if pick(record.value, name) is None), None)
     return Unreadable(f"the field {null} is not a string: it is null" if null else f"no field {names[0]}")
 

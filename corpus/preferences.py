@@ -22,6 +22,7 @@ from corpus.pairs.dialogues import (
     DialoguePair,
     Turn,
     answer_of,
+    begins_with_system,
     has_tools,
     pair_of_turns,
     prompt_of_turns,
@@ -31,7 +32,17 @@ from corpus.pairs.dialogues import (
     trimmed,
     turns_of,
 )
-from corpus.pairs.files import CONVERSATIONS, PROMPTS, Pair, has_any, prompt_field, prompt_of, records_of, turns_field
+from corpus.pairs.files import (
+    CONVERSATIONS,
+    PROMPTS,
+    Pair,
+    has_any,
+    prompt_field,
+    prompt_of,
+    records_of,
+    system_of,
+    turns_field,
+)
 from corpus.pairs.rankings import (
     Judged,
     RankingTally,
@@ -180,7 +191,7 @@ def _pair(record: Record, source: PreferenceOptions) -> Pair:
                 raise Unreadable(f"the field {field} is not a string")
         pair = split_dialogues(*(text if text.startswith("\n\n") else f"\n\n{text}" for text in (chosen, rejected)))
     elif form == "turns":
-        pair = pair_of_turns(_turns_of(chosen, source), _turns_of(rejected, source))
+        pair = pair_of_turns(_turns_of(chosen, record, source), _turns_of(rejected, record, source))
     else:
         prompt, group = _prompt(record, source, form)
         pair = DialoguePair(prompt, answer_of(chosen), answer_of(rejected), group)
@@ -207,11 +218,14 @@ def _tool_pair(record: Record, source: PreferenceOptions, form: str) -> Pair | N
         prompt_messages = _as_messages(pick(record.value, field), "user")
     if not (tools or has_tools([*prompt_messages, *chosen, *rejected])):
         return None
+    system = [{"role": "system", "content": text}] if (text := system_of(record, source.system_field)) else []
+
+    def conversation(answer: list[Any]) -> list[Any]:
+        messages = answer if _begins(answer) else [*prompt_messages, *answer]
+        return messages if begins_with_system(messages) else [*system, *messages]
+
     good, bad = (
-        tool_exchange_of(
-            messages if _begins(messages) else [*prompt_messages, *messages], tools, source.trim_conversations
-        )
-        for messages in (chosen, rejected)
+        tool_exchange_of(conversation(answer), tools, source.trim_conversations) for answer in (chosen, rejected)
     )
     if good[:3] != bad[:3]:
         raise Unreadable(f"{NOT_THE_SAME}: with functions, they may differ in the last message of the assistant alone")
@@ -262,25 +276,28 @@ def _margin(record: Record, source: PreferenceOptions) -> float | None:
     return float(margin)
 
 
-def _turns_of(messages: object, source: PreferenceOptions) -> list[Turn]:
+def _turns_of(messages: object, record: Record, source: PreferenceOptions) -> list[Turn]:
     turns = turns_of(messages)
+    if turns[:1] and turns[0].role != "system" and (system := system_of(record, source.system_field)):
+        turns.insert(0, Turn("system", system))
     return trimmed(turns, ends_with_answer=False) if source.trim_conversations else turns
 
 
 def _prompt(record: Record, source: PreferenceOptions, form: str) -> tuple[str, str]:
     """The prompt's text and the pair's group."""
     if form == "conversation" and (name := turns_field(record)):
-        return prompt_of_turns(_turns_of(record.value[name], source))
+        return prompt_of_turns(_turns_of(record.value[name], record, source))
     field = prompt_field(record, source)
     if field is None:
         raise Unreadable(f"no field {source.prompt_field}")
     prompt_value = pick(record.value, field)
     if isinstance(prompt_value, list):
-        return prompt_of_turns(_turns_of(prompt_value, source))
+        return prompt_of_turns(_turns_of(prompt_value, record, source))
     if not isinstance(prompt_value, str):
         raise Unreadable(f"the field {field} is not a string")
     prompt = prompt_of(record, source.model_copy(update={"prompt_field": field}))
-    return prompt, prompt
+    system = system_of(record, source.system_field)
+    return f"{system}\n\n{prompt}" if system else prompt, prompt
 
 
 if __name__ == "__main__":

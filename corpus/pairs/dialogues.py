@@ -114,7 +114,7 @@ class DialoguePair(NamedTuple):
 
 def turn_of(message: Any) -> Turn:
     """A message {"from", "value"} or {"role", "content"}; keys that are null count as missing, and the content may be a
-    list of parts.
+    list of parts. YandexGPT writes `text` for it, Cohere `message`, and OpenAI `refusal` where its model refuses.
 
     Raises Unreadable for any other message, for an unknown role, and for calls of functions and their results, which
     `tool_exchange_of` reads.
@@ -125,7 +125,7 @@ def turn_of(message: Any) -> Turn:
         raise Unreadable("calls of functions and their results are read in instructions alone")
     if name not in ROLES:
         raise Unreadable(f"unknown role: {role}")
-    return Turn(ROLES[name], _content_text(content, role))
+    return Turn(ROLES[name], content_text(content, role))
 
 
 def _role_and_content(message: Any) -> tuple[str, Any]:
@@ -134,14 +134,14 @@ def _role_and_content(message: Any) -> tuple[str, Any]:
     role = _first_given(message, ("from", "role"))
     if not isinstance(role, str):
         raise Unreadable("expected a message with from and value, or role and content")
-    return role, _first_given(message, ("value", "content"))
+    return role, _first_given(message, ("value", "content", "text", "message", "refusal"))
 
 
 def _first_given(message: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((message[name] for name in names if message.get(name) is not None), None)
 
 
-def _content_text(content: Any, role: str) -> str:
+def content_text(content: Any, role: str) -> str:
     """The text of a content: a string, or a list of parts that are all text. Raises Unreadable."""
     if isinstance(content, str):
         return content.strip()
@@ -225,6 +225,11 @@ def exchange_of_turns(turns: Sequence[Turn]) -> DialogueExchange:
     return DialogueExchange(tuple(history), prompt.text, answer.text)
 
 
+def begins_with_system(messages: Sequence[Any]) -> bool:
+    first = messages[0] if messages else None
+    return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("system", "developer")
+
+
 def has_tools(messages: Any) -> bool:
     """Return True if a list of messages has calls of functions or their results."""
     return isinstance(messages, Sequence) and any(
@@ -305,13 +310,13 @@ def _tool_message(message: Any) -> dict[str, Any]:
         optional_fields = {key: message[key] for key in ("name", "tool_call_id") if isinstance(message.get(key), str)}
         return {
             "role": "tool",
-            "content": content if isinstance(content, str) else _content_text(content, role),
+            "content": content if isinstance(content, str) else content_text(content, role),
             **optional_fields,
         }
     if name not in ROLES:
         raise Unreadable(f"unknown role: {role}")
     calls = _calls_of(message)
-    text = "" if content is None and calls else _content_text(content, role)
+    text = "" if content is None and calls else content_text(content, role)
     chat_message: dict[str, Any] = {"role": CHAT_ROLES[ROLES[name]], "content": text}
     if calls:
         if chat_message["role"] != "assistant":

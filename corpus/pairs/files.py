@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from corpus.documents.quarantine import Rejected
-from corpus.pairs.dialogues import CHAT_ROLES, ToolExchange, Turn
+from corpus.pairs.dialogues import CHAT_ROLES, ToolExchange, Turn, content_text
+from corpus.pairs.other_forms import in_read_form
 from corpus.readers.config import PairOptions, Verify
 from corpus.readers.contents import refuse_misnamed
 from corpus.readers.plan import format_of
@@ -22,9 +25,20 @@ PROMPTS = ("prompt", "question", "query")
 """Fields of a prompt where the config names none and there is no `instruction`."""
 CONVERSATIONS = ("conversations", "conversation", "messages")
 """Fields of the turns of a conversation, as in ShareGPT."""
-MESSAGES = (*CONVERSATIONS, "prompt", "chosen", "rejected")
+MESSAGES = (*CONVERSATIONS, "prompt", "chosen", "rejected", "contents", "conversation_a", "conversation_b")
 """Fields that may be lists of messages."""
-LISTS = (*CONVERSATIONS, "history", "tools", "answers", "completions", "responses", "ranks", "scores", "votes")
+LISTS = (
+    *CONVERSATIONS,
+    "contents",
+    "history",
+    "tools",
+    "answers",
+    "completions",
+    "responses",
+    "ranks",
+    "scores",
+    "votes",
+)
 """Fields that are lists in every format but CSV, where they are JSON in a cell."""
 
 
@@ -43,6 +57,13 @@ def given_field(record: Record, names: Iterable[str]) -> str | None:
 def turns_field(record: Record) -> str | None:
     """The field of the turns of a conversation; None where the record has no list of them."""
     return next((name for name in CONVERSATIONS if isinstance(record.value.get(name), list)), None)
+
+
+def system_of(record: Record, field: str | None) -> str:
+    """The system's message in a field of its own, a text or parts of one; "" without one. Raises Unreadable for parts
+    that are not text."""
+    value = pick(record.value, field) if field else None
+    return content_text(value, "system") if isinstance(value, str | list) else ""
 
 
 def has_any(record: Record, names: Iterable[str]) -> bool:
@@ -81,12 +102,14 @@ def with_lists(row: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """Return a record with the messages and lists that it has as JSON in strings.
 
     In CSV any cell may be such a string, and an empty one is null. In other formats only conversations and answers are
-    looked at: a column of JSON is how databases export them.
+    looked at: a column of JSON is how databases export them. Records in other forms get the usual fields, see
+    `corpus.pairs.other_forms`.
     """
     if kind == "csv":
-        return {name: _cell(name, text) for name, text in row.items()}
+        return in_read_form({name: _cell(name, text) for name, text in row.items()}, CONVERSATIONS)
     encoded = [name for name in MESSAGES if isinstance(text := row.get(name), str) and text.lstrip()[:1] == "["]
-    return {**row, **{name: _cell(name, row[name]) for name in encoded}} if encoded else row
+    decoded = {**row, **{name: _cell(name, row[name]) for name in encoded}} if encoded else row
+    return in_read_form(decoded, CONVERSATIONS)
 
 
 def _cell(name: str, text: str) -> Any:
@@ -97,9 +120,24 @@ def _cell(name: str, text: str) -> Any:
     try:
         value = parse_json(text)
     except BadJson:
-        return text
+        value = _python_list(text) if name in (*MESSAGES, *LISTS) else None
+        if value is None:
+            return text
     is_messages = bool(value) and all(isinstance(item, dict) and ("role" in item or "from" in item) for item in value)
     return value if is_messages or name in LISTS else text
+
+
+def _python_list(text: str) -> list[Any] | None:
+    """A list as Python or numpy writes it, which is how pandas puts messages into CSV; None for any other text."""
+    try:
+        value = ast.literal_eval(_BETWEEN_OBJECTS.sub("}, {", text.strip()))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value if isinstance(value, list) else None
+
+
+_BETWEEN_OBJECTS = re.compile(r"\}\n\s*\{")
+"""numpy puts line breaks for commas. In a text of Python's, a line break is escaped."""
 
 
 class Pair(NamedTuple):

@@ -325,6 +325,9 @@ class InstructionOptions(PairOptions):
 
     response_field: str = "output"
     """JSON key of the response."""
+    system_field: str | None = "system"
+    """JSON key of the system's message, next to a prompt or a conversation that does not begin with one. null: none is
+    read."""
     templates: tuple[InstructionTemplate, ...] = ()
     """Phrasings of a task, by which the records of a data set become instructions (T0, Sanh et al. 2022; FLAN, Wei et
     al. 2022, which has ten a data set). One is chosen for each record by a hash of its content. Every record must have
@@ -389,6 +392,9 @@ class PreferenceOptions(PairOptions):
     fields: turns that begin with a blank line and Human: or Assistant:. The prompt is then all text before the last
     Assistant turn; prompt_field and input_field are not read. Records without a prompt and without turns are read this
     way by default."""
+    system_field: str | None = None
+    """JSON key of the system's message, which then precedes the prompt. null: none is read but the first message of a
+    conversation."""
     votes_field: str | None = None
     """JSON key of the numbers of people who preferred the chosen and the rejected answer, [3, 1], as `stemma feedback
     import` writes it under `votes`. The reward model then learns the share; equal numbers are a tie. null: none are

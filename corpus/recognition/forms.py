@@ -65,6 +65,7 @@ FURTHER_PROMPTS = (
     "Instruction",
     "Prompt",
     "user_message",
+    "input_text",
 )
 FURTHER_RESPONSES = (
     "solution",
@@ -76,7 +77,10 @@ FURTHER_RESPONSES = (
     "Output",
     "Completion",
     "assistant_message",
+    "output_text",
 )
+SYSTEMS = ("system", "system_prompt", "system_message", "system_instruction")
+"""Fields of the system's message, next to a prompt or a conversation."""
 FURTHER_ANSWERS = (
     ("better", "worse"), ("preferred", "dispreferred"), ("accepted", "rejected"), ("win", "lose"), ("good", "bad"),
     ("response_chosen", "response_rejected"), ("answer_chosen", "answer_rejected"), ("response_j", "response_k"),
@@ -487,6 +491,7 @@ def _instruction_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
     further: dict[str, Any] = {}
     if has_field(sample, "context") and not has_field(sample, "input"):
         further = {"input_field": "context"}  # as in Dolly and SQuAD
+    further |= _system(sample, FileInstructions)
     is_pair = any(has_field(sample, name) for name in ("instruction", *PROMPT_FIELDS))
     is_chat = any(has_field(sample, name) for name in CONVERSATIONS)
     if is_pair or is_chat:
@@ -506,7 +511,8 @@ def _preference_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
     for chosen, rejected in names:
         if not (has_field(sample, chosen) and has_field(sample, rejected)):
             continue
-        keys = _unlike_default(FilePreferences, {"chosen_field": chosen, "rejected_field": rejected})
+        names_of_answers = {"chosen_field": chosen, "rejected_field": rejected}
+        keys = _unlike_default(FilePreferences, names_of_answers) | _system(sample, FilePreferences)
         texts = [value for record in sample if isinstance(value := pick(record.value, chosen), str)]
         if texts and sum("Assistant:" in text and "Human:" in text for text in texts) >= MOST * len(texts):
             yield {**keys, "dialogue": True}
@@ -517,7 +523,14 @@ def _preference_options(sample: Sequence[Record]) -> Iterator[dict[str, Any]]:
                 further = {"input_field": None} if prompt == "input" else {}
                 yield {**keys, "prompt_field": prompt, **further}
     if any(has_field(sample, name) for name in ("answers", "completions", "responses")):
-        yield {}
+        yield _system(sample, FilePreferences)
+
+
+def _system(sample: Sequence[Record], config: Any) -> dict[str, Any]:
+    """The key of the field with the system's message; empty where there is none, or the default is that field."""
+    named = next((name for name in SYSTEMS if has_field(sample, name)), "")
+    is_text = any(isinstance(pick(record.value, named), str | list) for record in sample) if named else False
+    return _unlike_default(config, {"system_field": named}) if is_text else {}
 
 
 def _unlike_default(config: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

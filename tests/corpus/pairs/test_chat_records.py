@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from corpus.documents.quarantine import Rejected
 from corpus.instructions import file_pairs
 from corpus.pairs.files import Pair
+from corpus.pairs.other_forms import EXCHANGES
+from corpus.pairs.rankings import TIE
 from corpus.preferences import file_pairs as preference_pairs
 from corpus.readers.config import FileInstructions, FilePreferences
 
@@ -18,10 +22,19 @@ Write = Callable[..., str]
 ASK, ANSWER = {"role": "user", "content": "Ask"}, {"role": "assistant", "content": "Answer"}
 
 
+def gemini(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"text": text}]}
+
+
 def pair_of(record: dict[str, Any], write: Write, **keys: Any) -> Pair | Rejected:
     source = FileInstructions(paths=[write("rows.jsonl", json.dumps(record) + "\n")], **keys)
     [found] = file_pairs(source, source.places(), "instructions.read.0")
     return found
+
+
+def preferences_of(record: dict[str, Any], write: Write, **keys: Any) -> list[Pair | Rejected]:
+    source = FilePreferences(paths=[write("rows.jsonl", json.dumps(record) + "\n")], **keys)
+    return list(preference_pairs(source, source.places(), "preferences.read.0"))
 
 
 def said(found: Pair | Rejected) -> list[tuple[str, str]]:
@@ -46,10 +59,98 @@ PLAIN = [("human", "Ask"), ("assistant", "Answer")]
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Ask"}]}, ANSWER]},
         {"messages": [{**ASK, "name": "Anna"}, {**ANSWER, "content": ["Answer"], "tool_calls": None}]},
         {"prompt": [ASK], "completion": [ANSWER]},
+        {"contents": [gemini("user", "Ask"), gemini("model", "Answer")], "generationConfig": {}},
+        {"contents": json.dumps([gemini("user", "Ask"), gemini("model", "Answer")])},
+        {"messages": [["Ask", "Answer"]]},
+        *({"conversation": [dict(zip(names, ("Ask", "Answer"), strict=True))]} for names in EXCHANGES),
     ],
 )
 def test_the_pair_is_found_whatever_else_is_null(record: dict[str, Any], write: Write) -> None:
     assert said(pair_of(record, write)) == PLAIN
+
+
+def test_geminis_system_instruction_opens_the_conversation(write: Write) -> None:
+    contents = [gemini("user", "Ask"), gemini("model", "Answer")]
+    system = {"role": "system", "parts": [{"text": "Be brief."}]}
+    for name in ("systemInstruction", "system_instruction"):
+        assert said(pair_of({name: system, "contents": contents}, write)) == [("system", "Be brief."), *PLAIN]
+    image = {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png"}}]}
+    found = pair_of({"contents": [image, contents[1]]}, write)
+    assert isinstance(found, Rejected) and "a part of the content is not text" in found.reason
+
+
+@pytest.mark.parametrize("between", [", ", "\n "], ids=["Python", "numpy"])
+def test_messages_that_pandas_wrote_into_csv_are_read(between: str, tmp_path: Path) -> None:
+    ask = {**ASK, "content": "It's 3 o'clock:\n}\n {"}
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "messages"], [1, f"[{ask!r}{between}{ANSWER!r}]"], [2, "[so it goes"]])
+    source = FileInstructions(paths=[str(path)])
+    pair, other = file_pairs(source, source.places(), "instructions.read.0")
+    assert said(pair) == [("human", ask["content"]), PLAIN[1]]
+    assert isinstance(other, Rejected) and "a list of messages under messages, found a text" in other.reason
+
+
+def tree(text: str, *replies: dict[str, Any], role: str = "assistant", **keys: Any) -> dict[str, Any]:
+    return {"text": text, "role": role, "replies": list(replies), **keys}
+
+
+TREE = {
+    "message_tree_id": "x",
+    "prompt": tree(
+        "Ask",
+        tree("Worse", rank=1),
+        tree("Gone", rank=0, deleted=True),
+        tree("Answer", tree("More?", tree("No."), role="prompter"), rank=0),
+        role="prompter",
+    ),
+}
+
+
+def test_a_tree_of_messages_is_its_best_conversation_and_a_ranking(write: Write) -> None:
+    assert said(pair_of(TREE, write)) == [*PLAIN, ("human", "More?"), ("assistant", "No.")]
+    [pair] = preferences_of(TREE, write)
+    assert isinstance(pair, Pair) and pair.fields == {"prompt": "Ask", "chosen": "Answer", "rejected": "Worse"}
+
+
+def battle(winner: str, second: str = "Other", history: Sequence[Any] = ()) -> dict[str, Any]:
+    conversations = ([ASK, ANSWER], [ASK, *history, {**ANSWER, "content": second}])
+    return {"winner": winner, **{f"conversation_{side}": said for side, said in zip("ab", conversations, strict=True)}}
+
+
+@pytest.mark.parametrize(
+    ("record", "chosen", "votes"),
+    [
+        (battle("model_a"), "Answer", None),
+        (battle("model_b"), "Other", None),
+        (battle("tie (bothbad)"), "Answer", TIE),
+        (
+            {
+                "prompt": '["Ask"]', "response_a": '["Answer"]', "response_b": '["Other"]',
+                "winner_model_a": 0, "winner_model_b": 1, "winner_tie": 0,
+            },
+            "Other",
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_judgements_of_an_arena_are_pairs(record: dict[str, Any], chosen: str, votes: Any, write: Write) -> None:
+    [pair] = preferences_of(record, write)
+    assert isinstance(pair, Pair) and pair.votes == votes and pair.fields["prompt"] == "Ask"
+    assert (pair.fields["chosen"], {*pair.fields.values()}) == (chosen, {"Ask", "Answer", "Other"})
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (battle("model_a", "Answer"), "equal answers"),
+        (battle("model_a", history=[ANSWER, ASK]), "not two answers to the same dialogue"),
+        (battle("nobody"), "there is no chosen"),
+    ],
+)
+def test_an_arenas_record_that_is_no_pair_says_why(record: dict[str, Any], reason: str, write: Write) -> None:
+    [found] = preferences_of({"chosen": None, "rejected": None, "prompt": None, **record}, write)
+    assert isinstance(found, Rejected) and reason in found.reason
 
 
 def test_two_schemas_in_one_file_are_both_read(write: Write) -> None:
@@ -58,6 +159,33 @@ def test_two_schemas_in_one_file_are_both_read(write: Write) -> None:
     source = FileInstructions(paths=[write("rows.jsonl", f"{json.dumps(one)}\n{json.dumps(other)}\n")])
     found = list(file_pairs(source, source.places(), "instructions.read.0"))
     assert [pair.fields["response"] for pair in found if isinstance(pair, Pair)] == ["Answer", "Other"]
+
+
+OTHER_NAMES = [{"role": "USER", "message": "Ask"}, {"role": "CHATBOT", "text": "Answer"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "keys"),
+    [
+        ({"system_prompt": "Be brief.", "question": "Ask", "response": "Answer"}, {"system_field": "system_prompt"}),
+        ({"system": [{"type": "text", "text": "Be brief."}], "messages": [ASK, ANSWER]}, {}),
+        ({"system": "Be brief.", "messages": OTHER_NAMES}, {}),
+    ],
+)  # fmt: skip
+def test_a_field_of_the_system_opens_the_conversation(record: dict[str, Any], keys: Any, write: Write) -> None:
+    assert said(pair_of(record, write, **keys)) == [("system", "Be brief."), *PLAIN]
+    if "system" in record:
+        assert said(pair_of(record, write, system_field=None)) == PLAIN
+
+
+@pytest.mark.parametrize("prompt", ["Ask", [ASK]])
+def test_a_field_of_the_system_precedes_the_prompt_of_a_preference(prompt: Any, write: Write) -> None:
+    record = {"system": "Be brief.", "prompt": prompt, "chosen": "Answer", "rejected": "No."}
+    found = [preferences_of(record, write, **keys) for keys in ({}, {"system_field": "system"})]
+    assert [pair.fields["prompt"] for [pair] in found if isinstance(pair, Pair)] == ["Ask", "Be brief.\n\nAsk"]
+    whole = {"system": "Be brief.", "chosen": [ASK, ANSWER], "rejected": [ASK, {**ANSWER, "content": "No."}]}
+    [pair] = preferences_of(whole, write, system_field="system")
+    assert isinstance(pair, Pair) and pair.fields["prompt"] == "Be brief.\n\nAsk"
 
 
 def test_the_developer_speaks_as_the_system(write: Write) -> None:

@@ -94,6 +94,23 @@ INSTRUCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "begins with the assistant": ({"conversations": [GPT[1], *GPT]}, {"trim_conversations": True}),
     "reasoning": ({"messages": [ASK, {**ANSWER, "reasoning_content": PROSE}]}, {}),
     "ends with the human": ({"conversations": [*GPT, GPT[0]]}, {"trim_conversations": True}),
+    "gemini": (
+        {"contents": [{"role": "user", "parts": [{"text": "Ask"}]}, {"role": "model", "parts": [{"text": "A"}]}]},
+        {},
+    ),
+    "xtuner": (
+        {"conversation": [{"system": "Be kind.", "input": "Ask", "output": "A"}, {"input": "B", "output": "C"}]},
+        {},
+    ),
+    "tree": ({"prompt": {"role": "prompter", "text": "Ask", "replies": [{"role": "assistant", "text": "A"}]}}, {}),
+    "openorca": (
+        {"id": "a" * 32, "system_prompt": PROSE, "question": "Ask", "response": "Answer"},
+        {"system_field": "system_prompt"},
+    ),
+    "input and output text": (
+        {"input_text": "Why?", "output_text": "So."},
+        {"prompt_field": "input_text", "response_field": "output_text"},
+    ),
 }
 PREFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
     "prompt and two answers": ({"prompt": "Ask", "chosen": "A", "rejected": "B"}, {}),
@@ -115,6 +132,25 @@ PREFERENCES: dict[str, tuple[Any, dict[str, Any]]] = {
          "non_preferred_output": [{**ANSWER, "content": "No."}]},
         {"prompt_field": "input.messages", "chosen_field": "preferred_output",
          "rejected_field": "non_preferred_output"},
+    ),
+    "orca": (
+        {"system": "Be kind.", "question": "Ask", "chosen": "A", "rejected": "B"},
+        {"system_field": "system"},
+    ),
+    "arena": (
+        {"question_id": "a" * 32, "winner": "model_b", "conversation_a": [ASK, ANSWER],
+         "conversation_b": [ASK, {**ANSWER, "content": "No."}], "turn": 1},
+        {},
+    ),
+    "arena in lists": (
+        {"prompt": '["Ask"]', "response_a": '["A"]', "response_b": '["B"]',
+         "winner_model_a": 0, "winner_model_b": 0, "winner_tie": 1},
+        {},
+    ),
+    "ranked tree": (
+        {"prompt": {"role": "prompter", "text": "Ask", "replies": [
+            {"role": "assistant", "text": "A", "rank": 1}, {"role": "assistant", "text": "B", "rank": 0}]}},
+        {},
     ),
     "other names": (
         {"question": "Ask", "response_j": "A", "response_k": "B"},
