@@ -50,8 +50,8 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
             return f"`{task.gold}`, a whole number from 0 to {len(choices) - 1}{value}"
     elif task.kind == "minimal_pairs":
         for field in (task.good, task.bad):
-            if not isinstance(row.get(field), str) or not row[field]:
-                return f"`{field}`, a string"
+            if not isinstance(row.get(field), str) or not row[field].strip():
+                return f"`{field}`, a string that is not empty"
     elif task.kind == "text":
         if not isinstance(row.get(task.text), str) or not row[task.text].strip():
             return f"`{task.text}`, a string"
@@ -59,8 +59,9 @@ def _what_is_missing(task: BenchmarkTask, row: Mapping[str, Any]) -> str:
             return f"`{task.domain}`, a string"
     elif task.context in row:
         for field in (task.context, task.continuation):
-            if not isinstance(row.get(field), str) or not row[field]:
-                return f"`{field}`, a string"
+            # A context may be a line break alone.
+            if not isinstance(row.get(field), str) or not (row[field] if field == task.context else row[field].strip()):
+                return f"`{field}`, a string that is not empty"
     elif not isinstance(row.get(task.text), str) or not all(
         map(str.strip, row[task.text].rstrip().rpartition(" ")[::2])
     ):
