@@ -97,7 +97,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "clean",
             about="Documents that are worth training on.",
-            version=8,
+            version=9,
             config=CleanConfig,
             function="corpus.clean:clean",
             inputs=(needs("documents"),),

@@ -84,8 +84,10 @@ KINDS = ("secret", "email", "iban", "card", "ip", "phone")
 _LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|[01]?[0-9][0-9]?)"
-# The address of RFC 5322 without comments and quotes, with at least one dot in its domain.
-_EMAIL = re.compile(rf"\b{_LOCAL}+(?:\.{_LOCAL}+)*@(?:(?:{_LABEL}\.)+{_LABEL}|\[(?:{_OCTET}\.){{3}}{_OCTET}\])")
+# The address of RFC 5322 without comments and quotes, with at least one dot in its domain. No top-level domain has
+# digits but those of other alphabets: react@18.2.0 and checkout@v4.1.0 are versions of packages.
+_TOP_LEVEL = "(?:xn--[A-Za-z0-9-]{2,59}|[A-Za-z]{2,63})(?![A-Za-z0-9])"
+_EMAIL = re.compile(rf"\b{_LOCAL}+(?:\.{_LOCAL}+)*@(?:(?:{_LABEL}\.)+{_TOP_LEVEL}|\[(?:{_OCTET}\.){{3}}{_OCTET}\])")
 _LOCAL_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+/=?^_`{|}~-.")
 # Rows of digits with what may stand between them: the rest is decided for each kind.
 _NUMBERS = re.compile(r"[+(]?[0-9](?:[ .()/–-]{0,3}[0-9]){6,24}")

@@ -25,6 +25,7 @@ FOUND = {
         "Write to {jane.doe+lists@mail.example-corp.co.uk}.",
         "From: Jane <{jane_doe@web.de}>, Bob <{bob@example.org}>",
         "mailto:{x@y.io}?subject=hello",
+        "a {jane@example.com}-style name, {joe@163.com}. {ann@bar.xn--p1ai}",
         "to {postmaster@[93.184.216.34]} by hand",
     ],
     "ip": [
@@ -59,6 +60,7 @@ FOUND = {
 }  # fmt: skip
 NOT_FOUND = [
     "He sat @ home; follow @someone, or a@b without a dot.",
+    "npm install react@18.2.0 @types/node@20.1.5; uses: actions/checkout@v4.1.0 and openssl@3.0",
     "Version 10.2.3.4.5 and section 1.2.3 of the manual, at 127.0.0.1 or 192.168.1.20 or 300.1.1.1",
     "The call is at 12:30:45 on 2002-08-22, std::vector<int>::size_type and a::b::c",
     "ISBN 978-3-16-148410-0, order 4111 1111 1111 1112 of 1234567890123456, pi = 3.14159265358979",
