@@ -60,7 +60,7 @@ def turns_field(record: Record) -> str | None:
 
 
 def system_of(record: Record, field: str | None) -> str:
-    """The system's message in a field of its own, a text or parts of one; "" without one. Raises Unreadable for parts
+    """The system message in a separate field, a text or parts of one; "" without one. Raises Unreadable for parts
     that are not text."""
     value = pick(record.value, field) if field else None
     return content_text(value, "system") if isinstance(value, str | list) else ""

@@ -331,9 +331,9 @@ def test_hashes_of_many_items_are_sorted_with_their_items():
     hashes[generator.random(3000) < 0.2] = hashes[0] + np.uint64(1)
     order = np.argsort(hashes, kind="stable")
     for count in (0, 1, 3000):
-        found, values = sorted_by_hash(hashes[:count], np.arange(count))
+        ascending, values = sorted_by_hash(hashes[:count], np.arange(count))
         expected = order[order < count]
-        assert np.array_equal(found, hashes[expected]) and np.array_equal(values, expected)
+        assert np.array_equal(ascending, hashes[expected]) and np.array_equal(values, expected)
 
 
 @pytest.mark.slow

@@ -75,8 +75,8 @@ def test_geminis_system_instruction_opens_the_conversation(write: Write) -> None
     for name in ("systemInstruction", "system_instruction"):
         assert said(pair_of({name: system, "contents": contents}, write)) == [("system", "Be brief."), *PLAIN]
     image = {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png"}}]}
-    found = pair_of({"contents": [image, contents[1]]}, write)
-    assert isinstance(found, Rejected) and "a part of the content is not text" in found.reason
+    refused = pair_of({"contents": [image, contents[1]]}, write)
+    assert isinstance(refused, Rejected) and "a part of the content is not text" in refused.reason
 
 
 @pytest.mark.parametrize("between", [", ", "\n "], ids=["Python", "numpy"])
@@ -115,7 +115,10 @@ def test_a_tree_of_messages_is_its_best_conversation_and_a_ranking(write: Write)
 
 def battle(winner: str, second: str = "Other", history: Sequence[Any] = ()) -> dict[str, Any]:
     conversations = ([ASK, ANSWER], [ASK, *history, {**ANSWER, "content": second}])
-    return {"winner": winner, **{f"conversation_{side}": said for side, said in zip("ab", conversations, strict=True)}}
+    return {
+        "winner": winner,
+        **{f"conversation_{side}": turns for side, turns in zip("ab", conversations, strict=True)},
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,8 +152,8 @@ def test_judgements_of_an_arena_are_pairs(record: dict[str, Any], chosen: str, v
     ],
 )
 def test_an_arenas_record_that_is_no_pair_says_why(record: dict[str, Any], reason: str, write: Write) -> None:
-    [found] = preferences_of({"chosen": None, "rejected": None, "prompt": None, **record}, write)
-    assert isinstance(found, Rejected) and reason in found.reason
+    [refused] = preferences_of({"chosen": None, "rejected": None, "prompt": None, **record}, write)
+    assert isinstance(refused, Rejected) and reason in refused.reason
 
 
 def test_two_schemas_in_one_file_are_both_read(write: Write) -> None:
@@ -181,10 +184,10 @@ def test_a_field_of_the_system_opens_the_conversation(record: dict[str, Any], ke
 @pytest.mark.parametrize("prompt", ["Ask", [ASK]])
 def test_a_field_of_the_system_precedes_the_prompt_of_a_preference(prompt: Any, write: Write) -> None:
     record = {"system": "Be brief.", "prompt": prompt, "chosen": "Answer", "rejected": "No."}
-    found = [preferences_of(record, write, **keys) for keys in ({}, {"system_field": "system"})]
-    assert [pair.fields["prompt"] for [pair] in found if isinstance(pair, Pair)] == ["Ask", "Be brief.\n\nAsk"]
-    whole = {"system": "Be brief.", "chosen": [ASK, ANSWER], "rejected": [ASK, {**ANSWER, "content": "No."}]}
-    [pair] = preferences_of(whole, write, system_field="system")
+    pairs = [preferences_of(record, write, **keys) for keys in ({}, {"system_field": "system"})]
+    assert [pair.fields["prompt"] for [pair] in pairs if isinstance(pair, Pair)] == ["Ask", "Be brief.\n\nAsk"]
+    record = {"system": "Be brief.", "chosen": [ASK, ANSWER], "rejected": [ASK, {**ANSWER, "content": "No."}]}
+    [pair] = preferences_of(record, write, system_field="system")
     assert isinstance(pair, Pair) and pair.fields["prompt"] == "Be brief.\n\nAsk"
 
 
