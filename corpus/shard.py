@@ -122,12 +122,13 @@ def shard(config: ShardConfig, inputs: Mapping[str, Path], out_dir: Path, run: R
             slices += own_slices
         sides[name] = PackingSide(stretches, form, tokenizer)
         if not slices:
+            heldout = f"raise heldout_share ({config.heldout_share}) in all stages, " if name == "validation" else ""
             raise stage_error(
                 "too_little_text",
                 "shard.sequence_length",
                 f"the {name} side has {len(side):,} documents with {int(side['tokens'].sum()):,} tokens, expected at "
                 f"least one sequence of {config.sequence_length:,}",
-                "provide more text, or shorten the sequences",
+                f"provide more text, {heldout}or shorten the sequences",
             )
         _write_side(name, slices, form, out_dir, run)
     # The index of documents, and meta.json, which describes the shards to their readers.

@@ -47,6 +47,7 @@ def command(
         steps_to_build,
     )
     from flows.planning.plan import plan
+    from flows.planning.small_data import heldout_notes
     from flows.runs.journal import latest
     from infra.errors import ConfigError, StageError
     from infra.store.store import Store
@@ -70,7 +71,9 @@ def command(
         raise ConfigError(*problems)
     refuse_removed_states(nodes, rows, chosen, store)
     building = {name: nodes[name] for name in chosen if rows[name].status == "build"}
-    notes = {**chat_notes(building), **file_notes(building), **branch_notes(nodes, rows)}
+    notes: dict[str, str] = {}
+    for more in (chat_notes(building), file_notes(building), branch_notes(nodes, rows), heldout_notes(building)):
+        notes |= {name: "\n".join(filter(None, (notes.get(name), note))) for name, note in more.items()}
     resources = stage_needs(pipeline, nodes, {name: rows[name] for name in chosen}, store)
     refuse(pipeline, nodes, resources)
     gpus = GpusHere.of(pipeline.launch, nodes, built)

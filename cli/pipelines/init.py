@@ -70,11 +70,15 @@ def command(
         first_config,
         fit,
         inspect_sources,
+        longest_read,
         refuse_two,
         source_problems,
+        split_notes,
         tried_rules,
+        tried_split,
         tuning_config,
     )
+    from flows.planning.small_data import fitting_vocabulary
     from infra.errors import ConfigError, Problem
     from infra.io.files import write_whole
 
@@ -96,15 +100,21 @@ def command(
         has_model=model is not None,
     )
     rules = tried_rules(sources)
-    if rules and (documents := sum(source.documents for source in sources if source.kind == "documents")) < 20:
-        notes.append(f"about {documents} documents; `validate` expects at least 20: add text, or lower its min_rows")
-    fitted = None if model else fit(sum(source.text_bytes for source in sources))
+    text_bytes = sum(source.text_bytes for source in sources)
+    fitted = None if model else fit(text_bytes)
+    split = tried_split(sources, rules, fitted.sequence_length if fitted else longest_read(model or Path()))
+    notes += split_notes(split)
+    if fitted and split and split.documents:
+        fitted = fit(text_bytes, split.sequence_length)
+        vocabulary = fitting_vocabulary(split.documents, split.heldout_share, fitted.vocab_size)
+        fitted = replace(fitted, vocab_size=vocabulary)
     pipeline_name = name or re.sub(r"[^a-z0-9._-]", "-", out.stem.lower()).lstrip("._-") or "pipeline"
     if fitted:
-        text = first_config(pipeline_name, sources, fitted, rules)
+        text = first_config(pipeline_name, sources, fitted, rules, split)
     else:
         assert model is not None
-        text = tuning_config(pipeline_name, str(model if folder == Path.cwd() else model.absolute()), sources, rules)
+        place = str(model if folder == Path.cwd() else model.absolute())
+        text = tuning_config(pipeline_name, place, sources, rules, split)
     write_whole(out, text)
     try:
         if problems := source_problems(load(out)):

@@ -66,6 +66,11 @@ def train(kind: str, config: TokenizerConfig, documents: Path, run: Run, *, or_f
     return tokenizer
 
 
+def entries_of(config: TokenizerConfig, texts: Iterable[str]) -> int:
+    """Return the number of entries that a BPE learnt from these texts has: at most `config.vocab_size`."""
+    return _train("bpe", config, iter(texts)).get_vocab_size()
+
+
 def _train(kind: str, config: TokenizerConfig, texts: Iterator[str]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 

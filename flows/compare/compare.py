@@ -50,6 +50,11 @@ def compare(sides: Sequence[Compared]) -> dict[str, Any]:
     }
 
 
+def figures_of(sides: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return the figures of `compare`, without spreads over seeds."""
+    return list(_figure_rows(sides, ()))
+
+
 def _differences(sides: Sequence[Compared]) -> Iterator[dict[str, Any]]:
     of_steps = [dict(_settings(side, sides)) for side in sides]
     seeds: list[dict[str, Any]] = []

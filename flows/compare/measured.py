@@ -44,12 +44,13 @@ def alike_or_newest(store: Store, digests: Sequence[str]) -> list[dict[str, Arti
     whose oldest measurement is newest. Where there is no such set, the newest measurement of each model.
     """
     measurements: list[dict[str, list[Measurement]]] = [{} for _ in digests]
-    for folder, manifest in store.manifests():
-        kind = next((kind for kind in EVALUATIONS if manifest.stage.startswith(kind)), None)
-        model = manifest.inputs.get("model")
-        for of_model, digest in zip(measurements, digests, strict=True) if kind and model else ():
-            if model and kind and model.digest == digest:
-                of_model.setdefault(kind, []).append(Measurement(folder, manifest))
+    evaluations = [(kind, stage) for stage in store.stages() for kind in EVALUATIONS if stage.startswith(kind)]
+    for kind, stage in evaluations:
+        for folder, manifest in store.manifests(stage):
+            model = manifest.inputs.get("model")
+            for of_model, digest in zip(measurements, digests, strict=True):
+                if model and model.digest == digest:
+                    of_model.setdefault(kind, []).append(Measurement(folder, manifest))
     chosen: list[dict[str, Measurement]] = [{} for _ in digests]
     for kind in EVALUATIONS:
         measured = [of_model[kind] for of_model in measurements if kind in of_model]

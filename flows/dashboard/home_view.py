@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from flows.dashboard.reading import ReadingStore
 from flows.runs.journal import RunJournal
-from flows.runs.listing import runs
+from flows.runs.listing import journals, run_row
 from infra.errors import StemmaError
 from infra.io.json import read_own_json
 from infra.ledger.builds import cost_of
@@ -39,12 +39,12 @@ class HomeView:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._ended: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._asked_at = -SERVERS_EVERY_S
         self._servers: dict[str, Any] = {"services": [], "scheduled": []}
 
     def values(self, store: ReadingStore) -> dict[str, Any]:
-        rows = [{**row, **self._outcome(row)} for row in islice(runs(store), RUNS_SHOWN)]
+        rows = list(islice(filter(None, map(self._row, journals(store))), RUNS_SHOWN))
         models = store.models()
         if time.monotonic() - self._asked_at >= SERVERS_EVERY_S:
             self._asked_at = time.monotonic()
@@ -54,19 +54,22 @@ class HomeView:
             "needs": [*self._needs(rows), *self._labels()],
             "models": models[:MODELS_SHOWN],
             "model_count": len(models),
-            "machines": _machines(store),
+            "machines": store.of_all("machines", lambda: _machines(store)),
             **self._servers,
         }
 
-    def _outcome(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the claims, work and cost of a run, and its alarms. What has ended is read once."""
-        run_id = row["run_id"]
-        if run_id not in self._ended:
-            outcome = self._read_outcome(run_id)
-            if row["status"] in ("running", "lost"):
-                return outcome
-            self._ended[run_id] = outcome
-        return self._ended[run_id]
+    def _row(self, journal: RunJournal) -> dict[str, Any] | None:
+        """Return the row of a run with its claims, work, cost and alarms. That of an ended run is kept until its files
+        change."""
+        run_id, written = journal.run_id, _written(journal.folder)
+        if written and run_id in self._ended and self._ended[run_id][0] == written:
+            return self._ended[run_id][1]
+        if (row := run_row(journal)) is None:
+            return None
+        row |= self._read_outcome(run_id)
+        if written and row["status"] not in ("running", "lost"):
+            self._ended[run_id] = written, row
+        return row
 
     def _read_outcome(self, run_id: str) -> dict[str, Any]:
         lines = RunJournal(self._root / "runs", run_id).read()
@@ -138,6 +141,14 @@ class HomeView:
                     {"name": str(run["name"]), "deployment": names.get(id, ""), "at": str(run["expected_start_time"])}
                 )
         return scheduled
+
+
+def _written(folder: Path) -> tuple[int, ...]:
+    """Return when journal and result of a run were written; empty for a run without a result."""
+    try:
+        return tuple((folder / name).stat().st_mtime_ns for name in ("result.json", "journal.jsonl"))
+    except OSError:
+        return ()
 
 
 def _machines(store: ReadingStore) -> list[dict[str, Any]]:

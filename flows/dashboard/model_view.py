@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from markupsafe import Markup, escape
 from evaluation.pages.comparison import figures_section
 from evaluation.pages.parts import Figure, Section, Table
 from evaluation.release.registrations import newest_registration
-from flows.compare.compare import compare
-from flows.compare.compared import find as find_compared
+from flows.compare.compare import figures_of
+from flows.compare.compared import ModelOfStore, compared_models
 from flows.dashboard.family import family_picture
 from flows.dashboard.model_actions import ModelActions
 from flows.dashboard.reading import CARD, ReadingStore, address_of, find, is_model, page_of
@@ -24,7 +26,6 @@ from infra.io.json import parse_own_json, read_own_json
 from infra.store.ancestry import AncestryMember, LineageGraph, ancestry, artifact_member, descent
 from infra.store.layout import AUX
 from infra.store.manifest import Manifest
-from infra.store.measurements import newest_measurement
 from infra.store.store import Store
 from tasks.stages import STAGES
 
@@ -39,15 +40,16 @@ Pair = tuple[Path, Manifest]
 def model_page(store: ReadingStore, text: str, actions: ModelActions) -> dict[str, Any]:
     """Return the values of the page of a model. Raises ConfigError for a text that names none."""
     folder, manifest = find(store, text, models_only=True)
-    up, down = ancestry(store, [(folder, manifest)]), descent(store, artifact_member(store, folder, manifest))
+    up = ancestry(store, [(folder, manifest)])
+    down = descent(store, artifact_member(store, folder, manifest), store.readers())
     ancestors = [
         (member.folder, member.manifest)
         for member in up.artifacts[1:]
         if member.folder and member.manifest and is_model(member.manifest)
     ]
     alike = [pair for pair in ancestors if _kind(pair[1]) == _kind(manifest)]
-    measured = newest_measurement(store.root, manifest)
-    siblings = list(_siblings(store, manifest))[:RELATIVES]
+    measured = store.newest_measurement(manifest)
+    siblings = _siblings(store, manifest)
     registration = newest_registration(store, manifest.digest)
     return {
         "address": address_of(folder, manifest),
@@ -74,7 +76,7 @@ def example_prompts(store: ReadingStore, address: str) -> tuple[list[str], bool]
     The prompts are those that a measurement of it, or of its relatives, has asked: in the form that it was trained on.
     """
     _, manifest = find(store, address, models_only=True)
-    measured = newest_measurement(store.root, manifest)
+    measured = store.newest_measurement(manifest)
     samples = measured[0] / AUX / "samples.jsonl" if measured else None
     prompts: list[str] = []
     if samples is not None and samples.is_file():
@@ -89,14 +91,18 @@ def _kind(manifest: Manifest) -> str:
     return STAGES[manifest.stage].makes
 
 
-def _siblings(store: Store, manifest: Manifest) -> Iterator[Pair]:
-    """Yield the models of the same stage, newest first, that have an input in common, or the pipeline."""
-    inputs = {reference.digest for reference in manifest.inputs.values()}
-    others = [pair for pair in store.manifests(manifest.stage) if "." not in pair[0].name]
-    for folder, other in sorted(others, key=lambda pair: pair[1].age_key, reverse=True):
-        common = inputs & {reference.digest for reference in other.inputs.values()}
-        if other.digest != manifest.digest and (common or (not inputs and other.pipeline == manifest.pipeline)):
-            yield folder, other
+def _siblings(store: ReadingStore, manifest: Manifest) -> list[Pair]:
+    """Return the newest models of the same stage that have an input in common, or the pipeline."""
+    others: dict[str, Pair] = {}
+    for reference in manifest.inputs.values():
+        for folder, other, *_, requires in store.readers().get((reference.stage, reference.digest), ()):
+            if other.stage == manifest.stage and not requires:
+                others[str(folder)] = folder, other
+    if not manifest.inputs:
+        of_stage = store.manifests(manifest.stage)
+        others = {str(pair[0]): pair for pair in of_stage if pair[1].pipeline == manifest.pipeline}
+    siblings = [pair for pair in others.values() if "." not in pair[0].name and pair[1].digest != manifest.digest]
+    return heapq.nlargest(RELATIVES, siblings, key=lambda pair: pair[1].age_key)
 
 
 def _family(up: LineageGraph, down: LineageGraph) -> Section:
@@ -122,17 +128,18 @@ def _link(member: AncestryMember) -> Markup | str:
     return Markup('<a href="{}">{}</a>').format(address, member.id) if address else str(escape(member.id))
 
 
-def _figures(store: Store, pairs: Sequence[Pair]) -> Section:
+def _figures(store: ReadingStore, pairs: Sequence[Pair]) -> Section:
     """Return the figures of the first model next to those of its relatives."""
-    names = list(dict.fromkeys(address_of(*pair) for pair in pairs))
-    if len(names) < 2:
+    pairs = list({address_of(*pair): pair for pair in pairs}.values())
+    if len(pairs) < 2:
         manifest = pairs[0][1]
         rows = [[name, f"{value:,.4g}"] for name, value in manifest.result.get("figures", {}).items()]
         return Section("figures", "Figures", "", tables=[Table("", ["figure", "value"], rows, numeric=(1,))])
     labels = [
         f"{manifest.step or manifest.stage} {address_of(folder, manifest)[-16:][:8]}" for folder, manifest in pairs
     ]
-    return figures_section(compare(find_compared(store, names)), labels[: len(names)])
+    models = [ModelOfStore(folder, manifest, store.newest_measurement(manifest)) for folder, manifest in pairs]
+    return figures_section({"figures": figures_of(compared_models(store, models))}, labels)
 
 
 def _card(store: Store, registration: Pair | None) -> dict[str, Any]:
@@ -150,6 +157,7 @@ def _card(store: Store, registration: Pair | None) -> dict[str, Any]:
     return card
 
 
+@lru_cache(maxsize=32)
 def as_html(markdown: str) -> Markup:
     """Return Markdown of other people as HTML. HTML in it is shown as text, and links lead to http and https alone."""
     from markdown_it import MarkdownIt  # of rich, which Prefect needs; only this page reads Markdown

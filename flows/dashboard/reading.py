@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flows.runs.listing import artifacts
 from infra.errors import ConfigError, Problem
+from infra.store.ancestry import Readers, readers_of
 from infra.store.manifest import Manifest
+from infra.store.measurements import TRAINED, address, measurement_of
 from infra.store.reference import resolve
 from infra.store.store import Store
 from tasks.stages import STAGES
+
+T = TypeVar("T")
 
 CARD = "MODEL_CARD.md"
 SETTLED_NS = 2_000_000_000
@@ -34,7 +38,7 @@ class ReadingStore(Store):
         super().__init__(root, reading=True)
         self._looked_at: dict[str, tuple[int, int]] = {}
         self._known: dict[str, tuple[int, dict[Path, Manifest]]] = {}
-        self._models: tuple[tuple[int, ...], list[dict[str, Any]]] | None = None
+        self._made: dict[str, tuple[tuple[int, ...], Any]] = {}
 
     def manifests(self, stage: str | None = None) -> Iterator[tuple[Path, Manifest]]:
         if self.remote is not None:
@@ -60,10 +64,32 @@ class ReadingStore(Store):
 
     def models(self) -> list[dict[str, Any]]:
         """Return the models, newest first, as `flows.runs.listing.artifacts`."""
+        return self.of_all("models", lambda: artifacts(self, models_only=True))
+
+    def readers(self) -> Readers:
+        """Return the artifacts that read each artifact."""
+        return self.of_all("readers", lambda: readers_of(self.manifests()))
+
+    def newest_measurement(self, model: Manifest) -> tuple[Path, Manifest] | None:
+        """Return the newest measurement of a model, as `infra.store.measurements.newest_measurement`."""
+        measured = [
+            pair
+            for pair in self.manifests(measurement_of(model.stage))
+            if TRAINED in pair[1].inputs and address(pair[1].inputs[TRAINED]) == address(model)
+        ]
+        return max(measured, key=lambda pair: pair[1].age_key, default=None)
+
+    def of_all(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` makes of all manifests. It is made again once the folder of a stage has changed.
+
+        Args:
+            name: of what is made.
+        """
         changed = tuple(map(self._changed, self.stages())) if self.remote is None else (0,)
-        if self._models is None or self._models[0] != changed or 0 in changed:
-            self._models = changed, artifacts(self, models_only=True)
-        return self._models[1]
+        if name not in self._made or self._made[name][0] != changed or 0 in changed:
+            self._made[name] = changed, make()
+        made: T = self._made[name][1]
+        return made
 
     def _changed(self, stage: str) -> int:
         """Return when the folder of a stage changed last; 0 if that is so recent that another change may follow within

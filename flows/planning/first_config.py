@@ -12,7 +12,14 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from corpus.config import READS_RECORDS, SUITES, IngestConfig
+from corpus.config import (
+    HELDOUT_SHARE,
+    READS_RECORDS,
+    SUITES,
+    IngestConfig,
+    InstructionsConfig,
+    PreferencesConfig,
+)
 from corpus.readers.config import FileDocuments, HuggingFaceDocuments
 from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
@@ -29,17 +36,25 @@ from training.config.presets import PRESETS, Preset
 
 if TYPE_CHECKING:
     from corpus.recognition.fitting_rules import FittingRules
+    from flows.planning.small_data import SmallSplit
 
 BYTES_A_TOKEN = 3.5
 """Bytes per token of English: 3.2 with 4,096 entries on docstrings (README), 4 and more with GPT-2's 50,257."""
-LONG_TEXT, CUT = 50_000, 3000
+LONG_TEXT, CUT, SHORTEST_CUT = 50_000, 3000, 1000
 """Text files longer than the first number of bytes are cut at the first end of a paragraph after the second number of
-characters."""
+characters; a few texts after fewer, but not after fewer than the third."""
 VOCABULARIES = ((50e3, 512), (150e3, 1024), (400e3, 2048), (50e6, 4096), (1e9, 16_384), (math.inf, 50_257))
 """Entries of the tokenizer for less text than this number of bytes. 90 kB of short notes give 3,600 at most, and
 cleaning leaves less text than there is."""
 FEW = 30
-"""Number of text files below which they are cut too, if that gives as many documents."""
+"""Number of documents below which longer ones are cut too, into about as many."""
+SMALL, SMALL_BYTES = 2000, 50_000_000
+"""Number of documents, or pairs, and their bytes on disk, below which the split is tried on them
+(`flows.planning.small_data`)."""
+PAGE = 30_000
+"""Bytes of a page in a WARC file, about."""
+LEAST_OF_LIMIT = 1.5
+"""Multiple of the least number of rows of a suite below which a config lowers it, since later stages drop rows."""
 SAMPLE_ERROR = 0.01
 """Distance from a limit of a suite that a share of a sample is taken for below it."""
 COMPRESSED = 3.0
@@ -133,10 +148,11 @@ def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
     if not group.sample:
         # A whole book is one document that no model reads in one piece, and too few for validation and held-out text.
         # The same holds for a few longer files.
-        is_few = len(files) < FEW and unpacked > FEW * CUT
-        is_long = group.format == "text" and (unpacked > len(files) * LONG_TEXT or is_few)
-        count = int(unpacked) // CUT if is_long else len(files)
-        keys |= {"cut_characters": CUT} if is_long else {}
+        is_long = group.format == "text" and unpacked > len(files) * LONG_TEXT
+        records = max(len(files), int(unpacked) // PAGE if group.format == "warc" else 0)
+        cut = CUT if is_long else _cut_of_few(records, int(unpacked)) if group.format != "warc" else 0
+        count = int(unpacked) // cut if cut else records
+        keys |= {"cut_characters": cut} if cut else {}
         return InspectedSource(
             path, "documents", len(files), disk, (), keys, count, int(unpacked), reading.why, group.source
         )
@@ -144,10 +160,20 @@ def _sized(path: str, group: Group, reading: Reading) -> InspectedSource:
     texts = [value for record in group.sample if isinstance(value := pick(record.value, reading.text_field), str)]
     mean = sum(len(text.encode("utf-8", "replace")) for text in texts) / len(group.sample)
     text_bytes = int(count * mean) if reading.kind == "documents" else 0
+    if reading.kind == "documents" and (cut := _cut_of_few(count, text_bytes)):
+        keys |= {"cut_characters": cut}
     fields = tuple(group.fields)
     return InspectedSource(
         path, reading.kind, len(files), disk, fields, keys, count, text_bytes, reading.why, group.source
     )
+
+
+def _cut_of_few(documents: int, text_bytes: int) -> int:
+    """Return the characters after which a few texts are cut into documents; 0 for many texts, and for short ones."""
+    if documents >= FEW:
+        return 0
+    cut = max(SHORTEST_CUT, min(CUT, text_bytes // FEW // 100 * 100))
+    return cut if text_bytes > min(FEW * CUT, 2 * documents * cut) else 0
 
 
 def _records(group: Group, unpacked: float) -> int:
@@ -166,8 +192,12 @@ def _records(group: Group, unpacked: float) -> int:
     return max(1, round(unpacked / max(1.0, mean)))
 
 
-def fit(text_bytes: int) -> FittingSizes:
-    """Return sizes for this much text: the largest preset that it trains at 20 tokens per parameter and 4 epochs."""
+def fit(text_bytes: int, longest: int | None = None) -> FittingSizes:
+    """Return sizes for this much text: the largest preset that it trains at 20 tokens per parameter and 4 epochs.
+
+    Args:
+        longest: sequences, in tokens, where a small corpus needs shorter ones than usual.
+    """
     tokens = max(1, int(text_bytes / BYTES_A_TOKEN))
     causal = sorted(
         ((name, preset) for name, preset in PRESETS.items() if preset.family in ("llama", "gpt2")),
@@ -176,7 +206,7 @@ def fit(text_bytes: int) -> FittingSizes:
     fitting = [pair for pair in causal if pair[1].parameters * TOKENS_A_PARAMETER <= READINGS * tokens]
     name, preset = fitting[-1] if fitting else causal[0]
     trained = min(READINGS * tokens, preset.parameters * TOKENS_A_PARAMETER)
-    length = min(preset.positions, 256 if preset.parameters < 30e6 else 1024)
+    length = min(preset.positions, 256 if preset.parameters < 30e6 else 1024, longest or preset.positions)
     # GPT-3's smallest took half a million tokens (Brown et al. 2020, table 2.1); a small training needs steps more.
     batch = max(4 * length, min(1 << 19, 1 << max(0, int(math.log2(max(1, trained / 1000))))))
     batch -= batch % length
@@ -197,12 +227,17 @@ def _seconds(preset: Preset, tokens: int) -> float | None:
 
 
 def first_config(
-    name: str, sources: Sequence[InspectedSource], fitted: FittingSizes, rules: FittingRules | None = None
+    name: str,
+    sources: Sequence[InspectedSource],
+    fitted: FittingSizes,
+    rules: FittingRules | None = None,
+    split: SmallSplit | None = None,
 ) -> str:
     """The YAML text, with the findings next to it. Stages that nothing was given for are left out.
 
     Args:
         rules: of cleaning; None for the default ones.
+        split: of small data; None for the default one.
     """
     kinds = {source.kind for source in sources}
     lines = [
@@ -214,12 +249,13 @@ def first_config(
         "",
         *_section("ingest", "documents", sources),
         "",
-        *_validate(rules),
+        *_validate(rules, split),
         *_clean(rules),
         "dedupe:",
         "",
-        f"tokenizer: {{vocab_size: {fitted.vocab_size}}}",
-        f"shard: {{sequence_length: {fitted.sequence_length}}}",
+        *_about_split(split),
+        f"tokenizer: {{vocab_size: {fitted.vocab_size}{_share(split)}}}",
+        f"shard: {{sequence_length: {fitted.sequence_length}{_share(split)}}}",
         "",
         "pretrain:",
         f"  model: {{preset: {fitted.preset}}} # {_why(fitted)}",
@@ -228,9 +264,9 @@ def first_config(
         "",
     ]
     if "instructions" in kinds:
-        lines += [*_section("instructions", "instructions", sources), "sft:", ""]
+        lines += [*_section("instructions", "instructions", sources, split), "sft:", ""]
     if {"instructions", "preferences"} <= kinds:
-        lines += [*_section("preferences", "preferences", sources), "reward_model:", "rlhf:", ""]
+        lines += [*_section("preferences", "preferences", sources, split), "reward_model:", "rlhf:", ""]
     return "\n".join([*lines, "benchmarks:", "safety:", "register:", "report:", "corpus_report:"]) + "\n"
 
 
@@ -239,17 +275,25 @@ LONGEST_TUNED, LONGEST_READ = 1024, 2048
 these are fewer."""
 
 
-def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rules: FittingRules | None = None) -> str:
+def tuning_config(
+    name: str,
+    model: str,
+    sources: Sequence[InspectedSource],
+    rules: FittingRules | None = None,
+    split: SmallSplit | None = None,
+) -> str:
     """The YAML text that trains an open model further: on documents, then on instructions, then on preferences, as far
     as they were given.
 
     Args:
         model: the model's folder.
         rules: of cleaning; None for the default ones.
+        split: of small data; None for the default one.
     """
     kinds = {source.kind for source in sources}
-    positions = _positions(Path(model))
-    longest = f"max_length: {min(LONGEST_TUNED, positions)}"
+    longest = f"max_length: {min(LONGEST_TUNED, positions_of(Path(model)))}"
+    length = split.sequence_length if split else longest_read(Path(model))
+    batch = 64 if split is None or split.trained_sequences is None else max(1, min(64, split.trained_sequences // 4))
     lines = [
         "# Made by `stemma init --model` from the content of the files. Review it, then:",
         "#   stemma check THIS_FILE",
@@ -266,7 +310,7 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rul
         lines += [
             *_section("ingest", "documents", sources),
             "",
-            *_validate(rules),
+            *_validate(rules, split),
             *_clean(rules),
             "dedupe:",
             "",
@@ -275,18 +319,20 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rul
             "  shards:",
             "    uses: shard",
             "    inputs: {documents: dedupe, tokenizer: base_model}",
-            f"    sequence_length: {min(LONGEST_READ, positions)}",
+            *(f"    {line}" for line in _about_split(split)),
+            f"    sequence_length: {length}",
+            *(["    " + _share(split).removeprefix(", ")] if _share(split) else []),
             "  continued:",
             "    uses: pretrain",
             "    inputs: {model: base_model, shards: shards, tokenizer: base_model}",
             "    duration: 1 epoch",
-            f"    global_batch_tokens: {64 * min(LONGEST_READ, positions)}",
+            f"    global_batch_tokens: {batch * length}",
             "    optimizer: {learning_rate: 1.0e-4} # higher rates learn more and forget more (Ibrahim et al. 2024)",
             "    schedule: {warmup: 2 %, final_share: 0.1}",
         ]
         latest = "continued"
     if "instructions" in kinds:
-        lines += [*_section("instructions", "instructions", sources), ""]
+        lines += [*_section("instructions", "instructions", sources, split), ""]
         steps += [
             "  tuned:",
             "    uses: sft",
@@ -298,7 +344,7 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rul
         ]
         latest = "tuned"
     if "preferences" in kinds:
-        lines += [*_section("preferences", "preferences", sources), ""]
+        lines += [*_section("preferences", "preferences", sources, split), ""]
         steps += [
             "  dpo:",
             "    uses: preference_tuning",
@@ -309,7 +355,12 @@ def tuning_config(name: str, model: str, sources: Sequence[InspectedSource], rul
     return "\n".join([*lines, "steps:", *steps]) + "\n"
 
 
-def _positions(model: Path) -> int:
+def longest_read(model: Path) -> int:
+    """Return the length of sequences for more training of an open model. Raises ConfigError as `positions_of`."""
+    return min(LONGEST_READ, positions_of(model))
+
+
+def positions_of(model: Path) -> int:
     """Positions of a model folder. Raises ConfigError for a folder that has no config.json."""
     try:
         config = read_own_json(model / "config.json")
@@ -342,18 +393,89 @@ def tried_rules(sources: Sequence[InspectedSource]) -> FittingRules | None:
     return fitting_rules(samples)
 
 
-def _validate(rules: FittingRules | None) -> list[str]:
-    """The section `validate`, whose share of texts that look like language is that of the sample where it is lower."""
+def tried_split(
+    sources: Sequence[InspectedSource], rules: FittingRules | None, sequence_length: int
+) -> SmallSplit | None:
+    """The split that fits small data; None where there is enough of each kind for the default one.
+
+    Raises ConfigError as `flows.planning.small_data.fitting_split`.
+    """
+    from flows.planning.small_data import fitting_split, small_documents
+
+    def small(kind: Kind) -> dict[str, Any] | None:
+        chosen = [source for source in sources if source.kind == kind]
+        if not chosen or sum(each.documents for each in chosen) >= SMALL:
+            return None
+        is_quick = sum(each.disk_bytes for each in chosen) < SMALL_BYTES
+        return {"read": [{**each.source, **each.keys} for each in chosen]} if is_quick else None
+
+    ingest = IngestConfig.model_validate(read) if (read := small("documents")) else None
+    pairs: dict[str, InstructionsConfig | PreferencesConfig] = {}
+    if read := small("instructions"):
+        pairs["instructions"] = InstructionsConfig.model_validate(read)
+    if read := small("preferences"):
+        pairs["preferences"] = PreferencesConfig.model_validate(read)
+    sections = [*([ingest] if ingest else []), *pairs.values()]
+    if problems := [problem for section in sections for problem in first_record_problems(section)]:
+        raise ConfigError(*problems)
+    if not sections:
+        return None
+    documents = small_documents(ingest, rules.keys if rules else {}) if ingest else None
+    return fitting_split(documents, pairs, sequence_length)
+
+
+def _share(split: SmallSplit | None) -> str:
+    """The key of the held-out share, to follow others in braces; "" for the default share."""
+    return f", heldout_share: {split.heldout_share:g}" if split and split.heldout_share != HELDOUT_SHARE else ""
+
+
+def _about_split(split: SmallSplit | None) -> list[str]:
+    return [f"# {note}" for note in split_notes(split)] if split and split.read and _share(split) else []
+
+
+def split_notes(split: SmallSplit | None) -> list[str]:
+    """The reason for a held-out share that is not the default one."""
+    if split is None or not _share(split):
+        return []
+    parts = [f"{split.heldout:,} of {split.kept:,} documents"] if split.read else []
+    parts += [f"{sides.heldout:,} of {sides.all:,} {name}" for name, sides in split.pairs.items()]
+    return [
+        f"little data: heldout_share {split.heldout_share:g} holds out {' and '.join(parts)}, the default "
+        f"{HELDOUT_SHARE:g} too few; it is the same in all stages"
+    ]
+
+
+def _validate(rules: FittingRules | None, split: SmallSplit | None = None) -> list[str]:
+    """The section `validate`, whose share of texts that look like language is that of the sample where it is lower, and
+    whose least number of rows is lower for small data."""
     lines = ["validate: # Great Expectations suites; configs/suites has their limits"]
-    if rules is None or not rules.documents:
-        return lines
-    for kind, share in (("documents", rules.language_like), ("clean", rules.language_like_kept)):
-        limit = read_plain(read_text(SUITES / f"{kind}.yaml"))["limits"]["min_language_like_share"]
-        if share < limit + SAMPLE_ERROR:
-            lowered = max(0, math.floor(100 * (share - 0.05)) / 100)
-            reason = f"{share:.0%} of the sampled documents look like language; by default {limit:.0%} must"
-            lines.append(f"  {kind}: {{min_language_like_share: {lowered:g}}} # {reason}")
+    for kind in ("documents", "clean", "instructions", "preferences"):
+        limits, keys, reasons = read_plain(read_text(SUITES / f"{kind}.yaml"))["limits"], [], []
+        rows = _rows(split, kind)
+        if rows is not None and rows < (1 if kind == "documents" else LEAST_OF_LIMIT) * limits["min_rows"]:
+            keys.append(f"min_rows: {max(1, rows // 2)}")
+            reasons.append(f"there are {rows}; by default at least {limits['min_rows']}")
+        if rules is not None and rules.documents and kind in ("documents", "clean"):
+            share, limit = (
+                rules.language_like if kind == "documents" else rules.language_like_kept,
+                limits["min_language_like_share"],
+            )
+            if share < limit + SAMPLE_ERROR:
+                lowered = max(0, math.floor(100 * (share - 0.05)) / 100)
+                keys.append(f"min_language_like_share: {lowered:g}")
+                reasons.append(f"{share:.0%} of the sampled documents look like language; by default {limit:.0%} must")
+        if keys:
+            lines.append(f"  {kind}: {{{', '.join(keys)}}} # {'; '.join(reasons)}")
     return lines
+
+
+def _rows(split: SmallSplit | None, kind: str) -> int | None:
+    """Number of rows of small data that a suite counts; None for many, or none."""
+    if split is None:
+        return None
+    if kind in split.pairs:
+        return split.pairs[kind].trained
+    return {"documents": split.read, "clean": split.kept}.get(kind) or None
 
 
 def _clean(rules: FittingRules | None) -> list[str]:
@@ -389,8 +511,10 @@ def _reasons(rules: FittingRules, key: str) -> str:
     return ", ".join([first, *(reason.replace(" would drop", "") for reason in more)])
 
 
-def _section(section: str, kind: Kind, sources: Sequence[InspectedSource]) -> list[str]:
-    lines = [f"{section}:", "  read:"]
+def _section(
+    section: str, kind: Kind, sources: Sequence[InspectedSource], split: SmallSplit | None = None
+) -> list[str]:
+    lines = [f"{section}:", *([f"  {_share(split).removeprefix(', ')}"] if _share(split) else []), "  read:"]
     chosen = [source for source in sources if source.kind == kind]
     names = source_names(chosen) if kind == "documents" else [""] * len(chosen)
     for source, name in zip(chosen, names, strict=True):

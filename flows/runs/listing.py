@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,26 +20,36 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 def runs(store: Store) -> Iterator[dict[str, Any]]:
     """The runs, newest first: {"run_id", "pipeline", "config", "status", "started", "seconds", "built", "reused"}."""
+    for journal in journals(store):
+        if row := run_row(journal):
+            yield row
+
+
+def journals(store: Store) -> Iterator[RunJournal]:
+    """The journals of a store's runs, newest first; some may be without a beginning."""
     runs_folder = store.runs()
-    folders = sorted(runs_folder.iterdir(), reverse=True) if runs_folder.is_dir() else []
-    for folder in folders:
-        journal = RunJournal(runs_folder, folder.name)
-        start, result = journal.start_record(), journal.result()
-        if not start:
-            continue
-        alive = result is None and journal.works()
-        so_far = {line["stage"]: line for line in journal.read() if line["kind"] == "stage"} if not result else {}
-        rows = result["stages"] if result else list(so_far.values())
-        yield {
-            "run_id": journal.run_id,
-            "pipeline": start.get("pipeline", ""),
-            "config": start.get("config", ""),
-            "status": result["status"] if result else "running" if alive else "lost",
-            "started": datetime.fromtimestamp(start["time"], UTC).isoformat(timespec="seconds"),
-            "seconds": result.get("seconds") if result else round(time.time() - start["time"], 3) if alive else None,
-            "built": sum(row["status"] == "built" for row in rows),
-            "reused": sum(row["status"] == "reused" for row in rows),
-        }
+    names = sorted(os.listdir(runs_folder), reverse=True) if runs_folder.is_dir() else []
+    return (RunJournal(runs_folder, name) for name in names)
+
+
+def run_row(journal: RunJournal) -> dict[str, Any] | None:
+    """Return one of the rows of `runs`; None for a run whose beginning cannot be read."""
+    start, result = journal.start_record(), journal.result()
+    if not start:
+        return None
+    alive = result is None and journal.works()
+    so_far = {line["stage"]: line for line in journal.read() if line["kind"] == "stage"} if not result else {}
+    rows = result["stages"] if result else list(so_far.values())
+    return {
+        "run_id": journal.run_id,
+        "pipeline": start.get("pipeline", ""),
+        "config": start.get("config", ""),
+        "status": result["status"] if result else "running" if alive else "lost",
+        "started": datetime.fromtimestamp(start["time"], UTC).isoformat(timespec="seconds"),
+        "seconds": result.get("seconds") if result else round(time.time() - start["time"], 3) if alive else None,
+        "built": sum(row["status"] == "built" for row in rows),
+        "reused": sum(row["status"] == "reused" for row in rows),
+    }
 
 
 def artifacts(store: Store, *, models_only: bool = False) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -129,16 +129,35 @@ def missing(store: Store, graph: LineageGraph) -> list[tuple[AncestryMember, Dif
     ]
 
 
-def descent(store: Store, start: AncestryMember) -> LineageGraph:
-    """Return everything that descends from the bytes of an artifact or outside source, wherever those bytes are."""
-    graph = LineageGraph()
-    graph.add(start)
-    readers: dict[tuple[str, str], list[tuple[Path, Manifest, str, InputArtifact, bool]]] = {}
-    queue = deque([start])
-    for folder, manifest in store.manifests():
+Reader = tuple[Path, Manifest, str, InputArtifact, bool]
+"""An artifact that has another as an input: its folder and manifest, the name and record of the input, and whether it
+only required the input."""
+Readers = Mapping[tuple[str, str], Sequence[Reader]]
+"""Readers of each artifact, by its stage and digest."""
+
+
+def readers_of(manifests: Iterable[tuple[Path, Manifest]]) -> Readers:
+    """Return the artifacts that read each artifact."""
+    readers: dict[tuple[str, str], list[Reader]] = {}
+    for folder, manifest in manifests:
         for name, reference, requires in _inputs(manifest):
             reader = (folder, manifest, name, reference, requires)
             readers.setdefault((reference.stage, reference.digest), []).append(reader)
+    return readers
+
+
+def descent(store: Store, start: AncestryMember, readers: Readers | None = None) -> LineageGraph:
+    """Return everything that descends from the bytes of an artifact or outside source, wherever those bytes are.
+
+    Args:
+        readers: of the whole store, where they are known.
+    """
+    graph = LineageGraph()
+    graph.add(start)
+    if readers is None:
+        readers = readers_of(store.manifests())
+    queue = deque([start])
+    for folder, manifest in store.manifests() if start.source else ():
         for record in manifest.sources:
             if start.source and _share_bytes(start.source, record):
                 child = artifact_member(store, folder, manifest)

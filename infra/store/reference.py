@@ -42,7 +42,7 @@ def resolve(store: Store, text: str, among: Collection[str] = ()) -> tuple[Path,
     if not folders:
         raise _unknown(text, f"{stage} has no finished artifact in {store.place}", "build it first")
     if not prefix:
-        built = _read(store, folders, text)
+        built = list(store.manifests(stage)) or _read(store, folders, text)
         return _newest([pair for pair in built if pair[1].step in ("", stage)] or built)
     matches = [folder for folder in folders if folder.name == prefix] or _current(
         [folder for folder in folders if folder.name.startswith(prefix)]

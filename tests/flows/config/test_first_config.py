@@ -169,6 +169,11 @@ def rows_of(form: Any) -> list[dict[str, Any]]:
     return (form if isinstance(form, list) else [form]) * 4
 
 
+def varied(form: Any, count: int = 12) -> list[dict[str, Any]]:
+    """Rows of a form whose texts differ, as those of data to train on do."""
+    return [{name: f"{value} Number {number}." for name, value in form.items()} for number in range(count)]
+
+
 def lines(path: Path, rows: list[dict[str, Any]]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf8")
@@ -361,11 +366,11 @@ def test_files_of_several_forms_in_a_folder_become_a_source_of_each_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines(tmp_path / "data" / "a.jsonl", [{"text": PROSE}] * 40)
+    lines(tmp_path / "data" / "a.jsonl", varied({"text": PROSE}, 40))
     other = lines(tmp_path / "data" / "b.jsonl", [{"content": PROSE}])
     lines(tmp_path / "data" / "c.jsonl", [{"text": PROSE, "id": 1}])
-    lines(tmp_path / "data" / "pairs.jsonl", rows_of({"instruction": "Why?", "response": "So."}))
-    lines(tmp_path / "data" / "votes.jsonl", rows_of({"prompt": "Why?", "chosen": "So it is.", "rejected": "No."}))
+    lines(tmp_path / "data" / "pairs.jsonl", varied({"instruction": "Why?", "response": "So."}))
+    lines(tmp_path / "data" / "votes.jsonl", varied({"prompt": "Why?", "chosen": "So it is.", "rejected": "No."}))
     sources, _ = look(str(tmp_path / "data"))
     assert [(source.kind, source.files) for source in sources] == [
         ("documents", 2),
@@ -385,15 +390,15 @@ def test_files_of_several_forms_in_a_folder_become_a_source_of_each_form(
 
 def test_prose_under_other_fields_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines(tmp_path / "a.jsonl", rows_of({"inst": PROSE[:95], "out": PROSE}))
+    lines(tmp_path / "a.jsonl", varied({"inst": PROSE[:95], "out": PROSE}))
     done = CliRunner().invoke(stemma, ["init", "a.jsonl"])
     assert "not read: prose under inst" in done.output
 
 
 def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines(tmp_path / "faq.jsonl", rows_of({"question": "Why?", "answer": "So.", "text": PROSE}))
-    lines(tmp_path / "two.jsonl", rows_of({"report": PROSE, "essay": PROSE}))
+    lines(tmp_path / "faq.jsonl", varied({"question": "Why?", "answer": "So.", "text": PROSE}))
+    lines(tmp_path / "two.jsonl", varied({"report": PROSE, "essay": PROSE}))
 
     def typed(*words: str) -> Any:
         return CliRunner().invoke(stemma, ["init", "faq.jsonl", "two.jsonl", *words])
@@ -404,7 +409,8 @@ def test_the_options_decide_and_the_command_says_what_it_saw(tmp_path: Path, mon
     done = typed("--as", "faq.jsonl=instructions", "--text-field", "two.jsonl=essay")
     assert done.exit_code == 0, done.stderr
     assert (
-        "faq.jsonl: instructions; 4 of 4 sampled records: prompt and response under question and answer" in done.stdout
+        "faq.jsonl: instructions; 12 of 12 sampled records: prompt and response under question and answer"
+        in done.stdout
     )
     made = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())
     (source,) = made["ingest"]["read"]

@@ -238,8 +238,10 @@ def tuning(pipeline: PipelineResults, id: str, reward_model: str = "") -> Sectio
         y_label="loss of the answers (nats per token)",
     )
     if chart:
-        before, after = figures.get("heldout_loss_base", math.nan), figures.get("heldout_loss_sft", math.nan)
-        caption = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats per token."
+        caption = "The loss on all held-out instructions was not measured."
+        if "heldout_loss_base" in figures and "heldout_loss_sft" in figures:
+            before, after = figures["heldout_loss_base"], figures["heldout_loss_sft"]
+            caption = f"On held-out instructions the loss went from {fixed(before)} to {fixed(after)} nats per token."
         drawn.append(
             Figure(
                 "SFT loss",
