@@ -113,8 +113,8 @@ def command(
         text = first_config(pipeline_name, sources, fitted, rules, split)
     else:
         assert model is not None
-        place = str(model if folder == Path.cwd() else model.absolute())
-        text = tuning_config(pipeline_name, place, sources, rules, split)
+        model_path = str(model if folder == Path.cwd() else model.absolute())
+        text = tuning_config(pipeline_name, model_path, sources, rules, split)
     write_whole(out, text)
     try:
         if problems := source_problems(load(out)):

@@ -45,7 +45,7 @@ TRAINED_SEQUENCES, HELDOUT_SEQUENCES = 6, 1.5
 """Least sequences of each side by the estimate of their tokens. A batch of a first config has 4 sequences, and a side
 needs one full sequence."""
 BYTES_A_TOKEN = 3.5
-LOOKED_AT, LARGEST_LOOK = 300, 50_000_000
+MOST_INSPECTED, LARGEST_LOOK = 300, 50_000_000
 """Most documents or pairs, and most bytes of files, that `stemma check` looks at."""
 KINDS_OF_FILES = (FileSelection, DatasetSelection)
 FEWEST_ENTRIES, SURE_OF_ENTRIES = 300, 0.85
@@ -149,10 +149,10 @@ def heldout_notes(nodes: Graph) -> dict[str, str]:
         else:
             share, what = config.heldout_share, "pairs"
             groups = (pair.group for pair in _pairs_of(config))
-        looked_at = list(islice(_until_heldout(groups, share), LOOKED_AT)) if share else []
-        if looked_at and len(looked_at) < LOOKED_AT and not looked_at[-1]:
+        inspected = list(islice(_until_heldout(groups, share), MOST_INSPECTED)) if share else []
+        if inspected and len(inspected) < MOST_INSPECTED and not inspected[-1]:
             notes[name] = (
-                f"{name}: heldout_share {share:g} holds out none of its {len(looked_at):,} {what}, and the steps that "
+                f"{name}: heldout_share {share:g} holds out none of its {len(inspected):,} {what}, and the steps that "
                 "need some will stop: raise it in all stages, or let stemma init choose it"
             )
     return notes

@@ -1,5 +1,5 @@
 """`stemma init` on a few files: whatever their number and form, its config has a held-out side in every stage, or it
-says what is too little. The code of installed packages and their licences are the data."""
+states what is too little."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def test_a_few_pairs_have_both_sides_and_share_the_split_of_the_documents(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     notes(20, 4)
-    asked = [f"Who wrote about the {TOPICS[number % 10]} on day {number * 31}?" for number in range(count)]
+    questions = [f"Who wrote about the {TOPICS[number % 10]} on day {number * 31}?" for number in range(count)]
     chats, judged = Path("chats.jsonl"), Path("judged.jsonl")
     rows: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": note(number, 1)}]}
-        for number, text in enumerate(asked)
+        for number, text in enumerate(questions)
     ]
     chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [{"prompt": text, "chosen": note(n, 1), "rejected": "I do not know."} for n, text in enumerate(asked)]
+    rows = [{"prompt": text, "chosen": note(n, 1), "rejected": "I do not know."} for n, text in enumerate(questions)]
     judged.write_text("".join(json.dumps(row) + "\n" for row in rows))
     initialised = init("data", "chats.jsonl", "judged.jsonl")
     assert initialised.exit_code == 0, initialised.stderr

@@ -266,6 +266,17 @@ def test_held_out_points_of_the_tunings_are_drawn_and_quoted(tmp_path: Path) -> 
     assert "went from 0.680 at batch 8 to 0.700 at batch 80, lowest at batch 40 (0.600)." in claims
 
 
+def test_a_loss_that_was_not_measured_is_no_number(tmp_path: Path) -> None:
+    folders = write_pipeline(tmp_path / "store")
+    path = folders["sft"] / "manifest.json"
+    document = json.loads(path.read_text())
+    figures = document["result"]["figures"]
+    kept = {name: value for name, value in figures.items() if not name.startswith("heldout_loss")}
+    path.write_text(json.dumps({**document, "result": {**document["result"], "figures": kept}}))
+    text = Page(render(ReportConfig(), folders)[0]).text
+    assert "The loss on all held-out instructions was not measured." in text and "from – to –" not in text
+
+
 def test_what_is_said_of_benchmarks_follows_whose_they_are(tmp_path: Path) -> None:
     folders = write_pipeline(tmp_path / "store")
     assert "small, easy tasks" not in Page(render(ReportConfig(), folders)[0]).text
