@@ -197,11 +197,14 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "crawl").mkdir()
-    records = "".join(json.dumps({"url": f"u{n}", "content": "A sentence. " * 50}) + "\n" for n in range(500))
+    records = "".join(json.dumps({"url": f"u{n}", "content": f"Sentence {n}. " * 50}) + "\n" for n in range(500))
     (tmp_path / "crawl" / "a.jsonl").write_text(records)
-    (tmp_path / "book one.txt").write_text("Once upon a time.\n\n" * 4000)
-    (tmp_path / "ask.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
-    (tmp_path / "best.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    (tmp_path / "book one.txt").write_text("".join(f"Once upon a time, on day {day}.\n\n" for day in range(3000)))
+    questions = [f"Question {n}" for n in range(12)]
+    rows = (json.dumps({"question": text, "answer": "b"}) + "\n" for text in questions)
+    (tmp_path / "ask.jsonl").write_text("".join(rows))
+    rows = (json.dumps({"prompt": text, "chosen": "b", "rejected": "c"}) + "\n" for text in questions)
+    (tmp_path / "best.jsonl").write_text("".join(rows))
     found = typed("init", "crawl", "book one.txt", "ask.jsonl", "best.jsonl", "--to", "mine.yaml")
     assert found.exit_code == 0, found.stderr
     text = (tmp_path / "mine.yaml").read_text()
@@ -216,7 +219,9 @@ def test_init_tells_kinds_of_files_apart_and_writes_a_config_that_check_accepts(
     assert checked.exit_code == 0 and "stages would be built" in checked.stdout, checked.stderr
     again = typed("init", "crawl", "--to", "mine.yaml")
     assert again.exit_code == 2 and "the file exists already" in again.stderr
-    (tmp_path / "hh.jsonl").write_text(json.dumps({"chosen": HH + " b", "rejected": HH + " c"}) + "\n")
+    dialogues = [HH.replace(" a", f" {text}") for text in questions]
+    rows = (json.dumps({"chosen": text + " b", "rejected": text + " c"}) + "\n" for text in dialogues)
+    (tmp_path / "hh.jsonl").write_text("".join(rows))
     (tmp_path / "alpaca.json").write_text(
         json.dumps([{"instruction": "Spell it", "input": "freind", "chosen": "friend", "rejected": "freind"}])
     )

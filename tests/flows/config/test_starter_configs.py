@@ -67,12 +67,16 @@ def test_init_for_an_open_model_writes_what_check_accepts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "library" / "old").mkdir(parents=True)
-    (tmp_path / "library" / "old" / "book.txt").write_text("Once upon a time.\n\n" * 4000)
+    book = "".join(f"Once upon a time, on day {day}.\n\n" for day in range(3000))
+    (tmp_path / "library" / "old" / "book.txt").write_text(book)
     (tmp_path / "library" / "a.jsonl").write_text(
-        "".join(json.dumps({"text": "A sentence. " * 50}) + "\n" for _ in range(9))
+        "".join(json.dumps({"text": f"Sentence {number}. " * 50}) + "\n" for number in range(9))
     )
-    (tmp_path / "ask.jsonl").write_text(json.dumps({"question": "a", "answer": "b"}) + "\n")
-    (tmp_path / "best.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    questions = [f"Question {number}" for number in range(12)]
+    rows = (json.dumps({"question": text, "answer": "b"}) + "\n" for text in questions)
+    (tmp_path / "ask.jsonl").write_text("".join(rows))
+    rows = (json.dumps({"prompt": text, "chosen": "b", "rejected": "c"}) + "\n" for text in questions)
+    (tmp_path / "best.jsonl").write_text("".join(rows))
 
     def init(*words: str) -> str:
         wrote = CliRunner().invoke(stemma, ["init", *words, "--model", str(open_model)])
