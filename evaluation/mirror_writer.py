@@ -18,12 +18,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import yaml
-from lm_eval.tasks import TaskManager
 
 from evaluation.config import ROWS_FOR_SHOTS
-from evaluation.config.lm_tasks import check_names, known_tasks, tasks_dir
+from evaluation.config.lm_tasks import check_names
 from evaluation.config.task_sources import MIRROR_RECORD
-from evaluation.harness.named_tasks import load_named
+from evaluation.harness.named_tasks import load_named, manager_of
 from evaluation.harness.shots import SHARE
 from evaluation.harness.tasks import own_cache, quiet
 from evaluation.mirror.layouts import FILE_NAMES, LAYOUTS
@@ -57,9 +56,7 @@ def definition(task: str) -> Definition:
     """Return the definition in lm-eval's YAML. Raises ConfigError: `unknown_task`; `no_dataset` for groups and
     generated data."""
     check_names([task], "TASK")
-    source = known_tasks()[task]
-    manager = TaskManager(include_path=(tasks_dir() / source).parent, include_defaults=False) if source else None
-    entry = manager.task_index.get(task) if manager else None
+    entry = manager_of(task).task_index.get(task)
     settings = (entry.cfg or {}) if entry else {}
     if not isinstance(settings.get("task"), str) or "/" not in str(settings.get("dataset_path", "")):
         subtasks = settings.get("task") if isinstance(settings.get("task"), list) else []

@@ -37,7 +37,7 @@ def test_a_forked_command_dies_with_the_test_worker_that_is_killed(tmp_path: Pat
             try:
                 wait_until(lambda: any(file.path == str(lock) for file in command.open_files()))
                 worker.kill()
-                wait_until(lambda: gone(command), timeout_s=10)
+                wait_until(lambda: gone(command), timeout_s=60)
             finally:
                 with suppress(psutil.NoSuchProcess):
                     command.kill()

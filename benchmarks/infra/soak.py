@@ -1,12 +1,16 @@
 """A long life: a tiny pipeline again and again under `stemma up`, and whether anything grows.
 
-python -m benchmarks.infra.soak OUT [--minutes 120] [--every 60]
+python -m benchmarks.infra.soak OUT [--minutes 120] [--every 60] [--faked]
 
 Starts the servers of a new store, runs a pipeline of two steps through the worker at fixed intervals, and records after
 each run the memory, open files and threads of every service, and the sizes of databases, logs and folders. Runs are
 forgotten after `--keep` newer ones, and the hourly housekeeping is due after every tenth run. Writes OUT/soak.json, and
 prints a table: the medians of the second and of the last quarter of the time, and their difference per 100 runs. A
 second call with the same OUT prints the table again.
+
+With --faked the clock that servers and runs see jumps ahead to the next run, by the layer that the drill puts between
+processes and their clock, so that days pass in the time that their runs take
+(`--minutes 4320 --every 900 --faked`: three days).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from pathlib import Path
 import psutil
 import yaml
 
+from flows.drill.layer import FaultLayer
 from infra.servers.state import recorded
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -39,20 +44,43 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds from the start of a run to the next")
     parser.add_argument("--keep", type=int, default=20, help="runs that are kept besides those that are needed")
+    parser.add_argument("--keep-days", type=int, default=30, help="days after which a run is forgotten")
+    parser.add_argument("--faked", action="store_true", help="the clock jumps to the next run")
     options = parser.parse_args()
     record = options.out / "soak.json"
     if not record.exists():
         options.out.mkdir(parents=True, exist_ok=True)
         rows: list[dict[str, float]] = []
-        for row in soak(options.out, options.minutes * 60, options.every, options.keep):
+        kept = ["--keep-runs", str(options.keep), "--keep-days", str(options.keep_days)]
+        for row in soak(options.out, options.minutes * 60, options.every, kept, is_faked=options.faked):
             # After each run: a soak that is broken off has its rows.
             rows.append(row)
             record.write_text(json.dumps(rows, indent=1))
     print(table(json.loads(record.read_text())))
 
 
-def soak(out: Path, seconds: float, every_s: float, keep: int) -> Iterator[dict[str, float]]:
-    """Run the pipeline until the time is over; yield a row of sizes after each run."""
+class Clock:
+    """The time that servers and runs see."""
+
+    def __init__(self, layer: FaultLayer | None) -> None:
+        self._layer, self._ahead_s = layer, 0.0
+
+    def now(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def wait_until(self, moment: float) -> None:
+        wait_s = max(0.0, moment - self.now())
+        if self._layer is None:
+            time.sleep(wait_s)
+        else:
+            self._ahead_s += int(wait_s)
+            self._layer.order(clock_s=int(self._ahead_s))
+
+
+def soak(
+    out: Path, seconds: float, every_s: float, kept: list[str], *, is_faked: bool = False
+) -> Iterator[dict[str, float]]:
+    """Run the pipeline until the time is over; yield a row of sizes after each run. kept: options of `stemma up`."""
     root, config = out / "store", out / "config.yaml"
     (out / "text.jsonl").write_text(
         "".join(json.dumps({"text": f"Document {number} of a few words."}) + "\n" for number in range(50))
@@ -63,7 +91,9 @@ def soak(out: Path, seconds: float, every_s: float, keep: int) -> Iterator[dict[
         "clean": {"gopher_quality": None, "gopher_repetition": None},
     }
     config.write_text(yaml.safe_dump(sections))
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    layer = FaultLayer(out / "layer", root) if is_faked else None
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), **(layer.variables if layer else {})}
+    clock = Clock(layer)
 
     def stemma(*words: str) -> None:
         command = [*STEMMA, *words, "--root", str(root)]
@@ -71,11 +101,11 @@ def soak(out: Path, seconds: float, every_s: float, keep: int) -> Iterator[dict[
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}: {done.stderr[-3000:]}")
 
-    stemma("up", "--keep-runs", str(keep))
+    stemma("up", *kept)
     try:
-        began = time.monotonic()
+        began = clock.now()
         for run in itertools.count():
-            start = time.monotonic()
+            start = clock.now()
             if start - began >= seconds:
                 break
             # Every tenth run has something to build, as a pipeline whose data grows.
@@ -83,8 +113,8 @@ def soak(out: Path, seconds: float, every_s: float, keep: int) -> Iterator[dict[
             if run % HOUSEKEEPING_EVERY == HOUSEKEEPING_EVERY - 1:
                 stemma("gc", "--yes")
                 (root / ".state" / "tidied").unlink(missing_ok=True)
-            yield {"seconds": time.monotonic() - began, "run, s": time.monotonic() - start, **sizes(root)}
-            time.sleep(max(0.0, every_s - (time.monotonic() - start)))
+            yield {"seconds": clock.now() - began, "run, s": clock.now() - start, **sizes(root)}
+            clock.wait_until(start + every_s)
     finally:
         stemma("down")
 

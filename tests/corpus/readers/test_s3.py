@@ -86,7 +86,9 @@ def test_a_large_object_is_read_in_parts(build, put, monkeypatch):
 
 
 @pytest.mark.parametrize("faults", [[unavailable], [silent], [cut_off], [cut_off, unavailable]])
-def test_faults_that_pass_are_tried_again_and_change_nothing(build, put, proxy, faults):
+def test_faults_that_pass_are_tried_again_and_change_nothing(build, put, proxy, faults, monkeypatch):
+    if silent in faults:
+        monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "2")
     url = put("a.jsonl", jsonl(TEXTS))
     proxy.faults[:] = [*faults]
     assert [document.text for document in read_documents(build(ingest, config(url)))] == TEXTS
@@ -96,7 +98,9 @@ def test_faults_that_pass_are_tried_again_and_change_nothing(build, put, proxy, 
 @pytest.mark.parametrize(
     ("fault", "told"), [(unavailable, "SlowDown"), (silent, "imeout"), (cut_off, r"IncompleteRead|ended|broken")]
 )
-def test_faults_that_do_not_pass_name_the_object(build, put, proxy, fault, told):
+def test_faults_that_do_not_pass_name_the_object(build, put, proxy, fault, told, monkeypatch):
+    if fault is silent:
+        monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "2")
     # Each answer that is cut off brings the reader 100 bytes further.
     url = put("a.jsonl", jsonl(TEXTS * 40))
     proxy.faults[:] = [fault] * 3 if fault is not cut_off else [cut_off, unavailable, unavailable, unavailable]

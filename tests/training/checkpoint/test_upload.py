@@ -48,9 +48,7 @@ def inputs(shards_dir: Path, tokenizer_dir: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def bucket(s3_port: int, proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # What a busy machine delays is no fault that a test put there.
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "6")
-    monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "3")
     with make_bucket(s3_port, "saved") as client:
         yield client
 
@@ -96,8 +94,15 @@ def _train_and_die(out: Path, inputs: dict[str, Path], environment: dict[str, st
 
 
 def test_a_machine_that_is_lost_takes_no_complete_checkpoint_along(
-    inputs: dict[str, Path], bucket: Any, proxy: Any, tmp_path: Path, journal: Any, weights: Weights
+    inputs: dict[str, Path],
+    bucket: Any,
+    proxy: Any,
+    tmp_path: Path,
+    journal: Any,
+    weights: Weights,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("STEMMA_S3_READ_TIMEOUT_S", "5")  # of which the silent server takes all
     expected = weights(_train(tmp_path / "unbroken", inputs))
     passes = [lambda proxy: False]
     looks = [unavailable, *2 * passes]  # whether the place can be written to
