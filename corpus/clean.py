@@ -1,4 +1,4 @@
-"""Drops texts that break a rule, changes others, and keeps account of why.
+"""Drops texts that break a rule, changes others, and records the reasons.
 
 python -m corpus.clean --config clean.yaml --input documents=DIR --out DIR
 """
@@ -135,7 +135,7 @@ def _explain_emptiness(dropped: Counter[str], total: int, rules: list[CleaningRu
         "nothing_left",
         f"clean.{name}",
         f"no document is left of {total:,}; the rule {rule} took {took}" + (f"; then {others}" if others else ""),
-        "loosen it, or set it to null",
+        "relax it, or set it to null",
     )
 
 

@@ -61,7 +61,7 @@ class IngestConfig(StageConfig):
     def _names_differ(self) -> IngestConfig:
         given = [source.name for source in self.read if source.name]
         if twice := sorted({name for name in given if given.count(name) > 1}):
-            raise ValueError(f"read: expected names that differ; {', '.join(twice)} is listed more than once")
+            raise ValueError(f"read: expected unique names; {', '.join(twice)} is listed more than once")
         return self
 
     def names(self) -> list[str]:
@@ -325,7 +325,7 @@ class ShardConfig(StageConfig):
     def _canaries_fit(self) -> ShardConfig:
         texts = [canary.text for canary in self.canaries]
         if twice := sorted({text for text in texts if texts.count(text) > 1}):
-            raise ValueError(f"canaries: each format once, with all its copies; given twice: {', '.join(twice)}")
+            raise ValueError(f"canaries: expected each format once, with all copies; listed twice: {', '.join(twice)}")
         if self.canaries and self.by_source:
             raise ValueError("canaries: expected `by_source: false`, since they do not fill separate sequences")
         return self

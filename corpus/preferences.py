@@ -228,7 +228,7 @@ def _tool_pair(record: Record, source: PreferenceOptions, form: str) -> Pair | N
         tool_exchange_of(conversation(answer), tools, source.trim_conversations) for answer in (chosen, rejected)
     )
     if good[:3] != bad[:3]:
-        raise Unreadable(f"{NOT_THE_SAME}: with functions, they may differ in the last message of the assistant alone")
+        raise Unreadable(f"{NOT_THE_SAME}: with function calls, only the last message of the assistant may differ")
     if good == bad:
         raise Unreadable("equal answers: chosen and rejected are the same")
     fields = {"prompt": good.prompt, "chosen": good.answer_text, "rejected": bad.answer_text}
@@ -272,7 +272,7 @@ def _margin(record: Record, source: PreferenceOptions) -> float | None:
     if margin is MISSING or margin is None:
         return None
     if not isinstance(margin, int | float) or not is_number(margin) or margin < 0:
-        raise Unreadable(f"expected a margin from 0 on, not {margin!r}")
+        raise Unreadable(f"expected a margin of at least 0, not {margin!r}")
     return float(margin)
 
 

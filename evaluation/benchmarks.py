@@ -354,7 +354,7 @@ def _headline(results: Mapping[str, Any]) -> str:
             chance = f" (untrained {100 * floor['value']:.0f})" if floor else chance
             parts.append(f"{task} {100 * metrics[metric]['value']:.1f} %{chance}")
         elif "bits_per_byte" in metrics:
-            parts.append(f"{task} {metrics['bits_per_byte']['value']:.3f} bits a byte")
+            parts.append(f"{task} {metrics['bits_per_byte']['value']:.3f} bits per byte")
     return ", ".join(parts) or f"{len(results['tasks'])} tasks"
 
 

@@ -245,7 +245,7 @@ class Node:
         return replace(problem, path=f"{self.path}.{problem.path.removeprefix(section)}")
 
     def continues_at(self) -> int | None:
-        """After how many batches the training goes on that it continues; None after all of them."""
+        """Number of batches of the other training after which it continues; None for all of them."""
         continues = getattr(self.config, "continues", None)
         return continues.batches if continues else None
 

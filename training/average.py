@@ -58,12 +58,12 @@ def average(config: AverageConfig, inputs: Mapping[str, Path], out_dir: Path, ru
     members = _states(config, inputs["model"], network) if config.states else _models(inputs, network)
     if len(members) < 2:
         message = "expected at least two models, but the only input is model"
-        fix = "give further models as inputs with any names, or set states to average checkpoints of one run"
+        fix = "add more models as inputs under any names, or set states to average checkpoints of one run"
         raise stage_error("nothing_to_average", "average.inputs", message, fix)
     measure = _measure(config, inputs, network, hardware, run)
     if config.method == "greedy" and measure is None:
         message = "expected a criterion for greedy"
-        fix = "give the input shards, or a benchmark with the figure to choose by"
+        fix = "add the input shards, or a benchmark with the figure to choose by"
         raise stage_error("no_measure", "average.method", message, fix)
 
     # Each member alone: the mean is compared with the best of them.
@@ -138,7 +138,7 @@ def _states(config: AverageConfig, folder: Path, network: PreTrainedModel) -> li
     states = [state for state in kept_states(folder) if state.is_there]
     if len(states) < config.states:
         kept = ", ".join(f"{state.batch:,}" for state in states) or "none"
-        message = f"expected {config.states} kept states of the input model, it has those after these batches: {kept}"
+        message = f"expected {config.states} kept states of the input model, found states after these batches: {kept}"
         fix = "set keep_state: {every: …} in the step that trains it, and build it again with --force"
         raise stage_error("no_state", "average.states", message, fix)
 
@@ -252,7 +252,7 @@ def _score(config: AverageConfig, source: Path, network: PreTrainedModel, weight
     figures = benchmarks(config.benchmark, {"model": folder}, scores, silent).figures
     if config.figure not in figures:
         message = f"expected a figure of the benchmark, not {config.figure}"
-        raise stage_error("no_figure", "average.figure", message, f"take one of {', '.join(sorted(figures))}")
+        raise stage_error("no_figure", "average.figure", message, f"use one of {', '.join(sorted(figures))}")
     return figures[config.figure]
 
 

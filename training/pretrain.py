@@ -285,7 +285,7 @@ def _start_from_bigrams(
     alone = start_from_bigrams(network, bigrams, hardware, config.seed, unused)
     if induction:
         start_induction(network, config.seed)
-    run.event("started_from_bigrams", f"by bigrams alone the model starts at a loss of {alone:.3f}")
+    run.event("started_from_bigrams", f"initialised by bigrams, the model starts at a loss of {alone:.3f}")
 
 
 def _stuck(config: PretrainConfig, sample: NDArray[Any], vocab_size: int, plan: Plan, run: Run) -> Stuck:

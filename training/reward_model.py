@@ -210,7 +210,7 @@ def _figures(scores: NDArray[np.float64], measured: Fitted[Ranking], out_dir: Pa
             "no_order",
             "preferences",
             f"expected held-out pairs with a better answer, but all {len(apart):,} are ties",
-            "give more pairs",
+            "provide more pairs",
         )
     margins = apart[decided]
     right, prompts = margins > 0, prompt_clusters(measured.rows)[decided]
@@ -245,7 +245,7 @@ def _check_balance(train: Sequence[Ranking], unweighted: int, run: Run) -> None:
     if unweighted:
         run.event(
             "pairs_unbalanced",
-            f"reward_model: {unweighted:,} pairs weigh nothing, since none of the other direction has such a "
+            f"reward_model: {unweighted:,} pairs have no weight, since none of the other direction has such a "
             "difference in length",
         )
 

@@ -44,7 +44,7 @@ class ClassifyConfig(StageConfig):
         if Path(self.model).suffix in (".bin", ".ftz"):
             raise ValueError(
                 "model: expected the folder of a Hugging Face sequence classifier, not a fastText model, which no "
-                "library of the lock reads: take one such as HuggingFaceFW/fineweb-edu-classifier, or score with "
+                "library of the lock reads: use one such as HuggingFaceFW/fineweb-edu-classifier, or score with "
                 "fastText's own program before `ingest`"
             )
         return self

@@ -36,7 +36,7 @@ class SequenceScorer:
             raise
         except (OSError, ValueError, KeyError, ImportError) as error:
             message = f"{folder} cannot be read as a sequence classifier: {shortened(str(error))}"
-            raise stage_error("no_classifier", WHERE, message, "give the folder of such a model") from error
+            raise stage_error("no_classifier", WHERE, message, "name the folder of a sequence classifier") from error
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         self._model = model.eval().to(self.device)
         self._label = _label_of(config, model.config)

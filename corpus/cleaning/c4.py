@@ -1,4 +1,4 @@
-"""Native line rules of C4: lines that are no sentences are taken out of a document, some words take out all of it."""
+"""Native line rules of C4: lines that are not sentences are removed from a document, and some words drop all of it."""
 
 from __future__ import annotations
 

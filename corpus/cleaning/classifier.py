@@ -48,7 +48,7 @@ def train_classifier(config: ClassifierConfig, documents: Iterable[Document], ou
                 "no_examples",
                 f"clean.classifier.{side}",
                 f"expected at least 10 documents of the sources {', '.join(names)}; there are {_list_counts(sources)}",
-                "give names of sources in ingest.read",
+                "name sources of ingest.read",
             )
     heldout = np.array([is_heldout for _, _, is_heldout in examples])
     labels = np.array([label for _, label, _ in examples])

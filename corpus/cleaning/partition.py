@@ -1,4 +1,4 @@
-"""Cleans one partition of documents and keeps account of it."""
+"""Cleans one partition of documents and counts the outcome."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def row_key(hash_: int, length: int) -> int:
 
 @kernel(inline=True)
 def mark(keys: Array, hash_: int) -> bool:
-    """Enter a hash into a set; whether it was there."""
+    """Add a hash to a set; return True if it was already there."""
     mask = keys.size - 1
     slot = slot_of(hash_, mask)
     while keys[slot] != 0:

@@ -94,7 +94,7 @@ def changed(document: Document, text: str) -> Document:
 
 
 def draw(identity: str, purpose: str, seed: int) -> float:
-    """A number in [0, 1), the same whatever the order or number of workers."""
+    """A number in [0, 1), independent of the order and number of workers."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{identity}".encode(), digest_size=8).digest()
     # Of 64 bits a float holds 53.
     return (int.from_bytes(digest, "big") >> 11) / 2**53

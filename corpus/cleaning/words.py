@@ -210,7 +210,7 @@ def _with_format(words: list[str], chunk: str) -> list[str]:
 
 
 def english_exceptions() -> dict[str, tuple[str, ...]]:
-    """Chunk → its words. They are those of spaCy's English tokenizer; a test holds them to it."""
+    """Chunk → its words. They are those of spaCy's English tokenizer; a test compares them."""
     lines = [
         line.split("\t") for line in _EXCEPTIONS.read_text(encoding="utf8").splitlines() if not line.startswith("#")
     ]

@@ -98,6 +98,6 @@ class DedupeConfig(StageConfig):
     def _does_something(self) -> DedupeConfig:
         if not (self.exact or self.near or self.boilerplate or self.substrings):
             raise ValueError(
-                "expected at least one of exact, near, boilerplate and substrings; leave the section out for none"
+                "expected at least one of exact, near, boilerplate and substrings; to use none, leave the section out"
             )
         return self

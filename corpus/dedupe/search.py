@@ -36,7 +36,7 @@ class Duplicates:
         return cls(np.full(documents, -1, np.int64), np.zeros(documents, np.float32), np.zeros(documents, np.bool_))
 
     def follow_exact(self) -> None:
-        """A document equal to one that went as a near duplicate is a near duplicate of the same one."""
+        """Make a document that equals a dropped near duplicate a duplicate of the same original."""
         gone = np.flatnonzero(self.exact)
         gone = gone[self.originals[self.originals[gone]] >= 0]
         firsts = self.originals[gone]

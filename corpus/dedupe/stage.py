@@ -85,7 +85,7 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
         folders, counts, substrings = cut.folders, cut.counts, cut.report
         dropping += folders
         if not counts.documents.total():
-            message = "every document is too short without what it repeats"
+            message = "every document is too short after repeated passages are cut"
             raise stage_error("nothing_left", "dedupe.substrings", message, "raise min_bytes, or lower min_characters")
     link_selections(folders, out_dir)
     given = read_sources(inputs["documents"])
@@ -109,7 +109,7 @@ def dedupe(config: DedupeConfig, inputs: Mapping[str, Path], out_dir: Path, run:
 
 
 def find_duplicates(config: DedupeConfig, passes: Passes) -> Duplicates:
-    """Of signed documents, which ones are not to be kept, and for which other ones."""
+    """Duplicates among signed documents, each with the document that is kept instead."""
     folders = passes.folders("signatures")
     order = order_of_preference(folders, config.keep)
     found = Duplicates.none_of(sum(passes.rows))

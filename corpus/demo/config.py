@@ -23,7 +23,7 @@ class InstalledPackages(Config):
     @model_validator(mode="after")
     def _selects_something(self) -> InstalledPackages:
         if self.packages is not None and not set(self.packages) - set(self.exclude_packages):
-            raise ValueError("packages: expected at least one package name that exclude_packages does not take away")
+            raise ValueError("packages: expected at least one package name that exclude_packages does not exclude")
         return self
 
     def source(self, key: str) -> Source:

@@ -47,7 +47,7 @@ def without(documents: pa.Table, cuts: Mapping[int, Sequence[Cut]]) -> pa.Table:
 
 
 def joined(first: Sequence[Cut], then: Sequence[Cut]) -> list[Cut]:
-    """The cuts that do at once what `first`, and `then` in the text that `first` leaves, do one after the other."""
+    """Cuts with the combined effect of `first`, and of `then` on the text that `first` leaves."""
     if not first or not then:
         return [*first, *then]
     left = _runs(first, [ByteRun(0, END)])

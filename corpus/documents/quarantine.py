@@ -75,7 +75,7 @@ class Tally:
         return total
 
     def check(self, read: int, max_share: float, key: str) -> None:
-        """Look at a whole source, of which `read` records were good.
+        """Check a complete source with `read` good records.
 
         Args:
             key: its dotted config key.

@@ -73,7 +73,7 @@ class DocumentSelection:
 
 @contextmanager
 def opened_part(part: Path) -> Iterator[pq.ParquetFile]:
-    """A part of documents. Raises StageError `damaged` for one that is not as it was written."""
+    """A part of documents. Raises StageError `damaged` for a part that has changed since it was written."""
     try:
         with pq.ParquetFile(part) as file:
             yield file

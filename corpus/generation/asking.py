@@ -288,7 +288,7 @@ _FIXES = {
     "too long for the model; or raise the limit. Answers so far are kept",
     "truncated": "raise sampling.max_tokens, shorten cut_characters, or raise the limit. Answers so far are kept",
     "empty": "try the prompt at the endpoint by hand, or raise the limit. Answers so far are kept",
-    "unparsable": "try the prompt at the endpoint by hand, take a better model, or raise the limit. Answers so far are "
+    "unparsable": "try the prompt at the endpoint by hand, use a better model, or raise the limit. Answers so far are "
     "kept",
 }
 _REASONS = {
@@ -313,7 +313,7 @@ def chosen_documents(config: GenerationConfig, section: str, artifact: Path) -> 
     if problems := [problem for name in config.from_sources or () for problem in unknown_source(key, name, known)]:
         raise StageError(*problems)
     if not ids:
-        raise stage_error("nothing_to_ask", section, "expected documents to ask about, found none")
+        raise stage_error("nothing_to_ask", section, "expected documents to send to the model, found none")
     if config.max_documents is None or len(ids) <= config.max_documents:
         return None, len(ids)
     chosen = set(nsmallest(config.max_documents, set(ids)))

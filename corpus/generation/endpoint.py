@@ -202,7 +202,7 @@ class Endpoint:
                     if len(body) > MOST_BYTES:
                         return _Fault(f"an answer of over {MOST_BYTES / 1e6:.0f} MB", got.status_code)
         except (TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):
-            return _Fault(f"no whole answer within {self._config.timeout_s:g} s", is_repeated=True)
+            return _Fault(f"no complete answer within {self._config.timeout_s:g} s", is_repeated=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             return _Fault(_message(error), is_repeated=True, is_unreachable=True)
         except httpx.TransportError as error:
@@ -220,7 +220,7 @@ class Endpoint:
         try:
             return answer_of(body)
         except ValueError as error:  # a proxy's page, or an error inside an answer of 200
-            return _Fault(f"no answer of OpenAI's form ({error}): {message_of(body)}", 200, is_repeated=True)
+            return _Fault(f"not an answer in OpenAI's format ({error}): {message_of(body)}", 200, is_repeated=True)
 
     async def _keep(self, key: str, answer: EndpointAnswer) -> None:
         """Return once the answer is on the disk, with all that came while others were being written."""

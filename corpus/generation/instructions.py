@@ -57,7 +57,7 @@ def _pairs(config: GenerateInstructionsConfig, asking: Asking) -> Iterator[Pair]
                     made += 1
                     yield pair
         if asked_document.samples and not made and not asked_document.fault:
-            asking.fault(asked_document, "unparsable", "no question with its answer")
+            asking.fault(asked_document, "unparsable", "no question with an answer")
 
 
 def _exchanges(

@@ -109,7 +109,7 @@ def _joined(body: bytes) -> dict[str, Any]:
             refusals.append(_text_of(delta.get("refusal")))
             finish = choice.get("finish_reason") or finish
     if not finish and not is_done:
-        raise ValueError("a stream that broke off")
+        raise ValueError("a stream that ended early")
     message = {"content": "".join(texts), "refusal": "".join(refusals)}
     return {**response, "choices": [{"message": message, "finish_reason": finish}]}
 

@@ -67,7 +67,7 @@ class Dose:
 
 @dataclass(frozen=True)
 class Epoch:
-    """A part, what was counted in it, and the how-many-th time it is gone through, from 0."""
+    """A part, its counts, and the number of the pass over it, from 0."""
 
     part: Path
     counted: Path

@@ -51,7 +51,7 @@ class Available:
 def asked_shares(
     config: MixConfig, facts: Mapping[str, SourceFacts], available: Mapping[str, Available]
 ) -> dict[str, float]:
-    """The share of the mixture that is asked for of each source; they add up to 1.
+    """The requested share of each source in the mixture; the shares add up to 1.
 
     Raises StageError: `unknown_source` for a name that no source has; `bad_shares` if there is nothing to take.
     """
@@ -76,7 +76,7 @@ def asked_shares(
 def planned_bytes(
     config: MixConfig, shares: Mapping[str, float], available: Mapping[str, Available]
 ) -> dict[str, float]:
-    """Bytes to take of each source. What goes beyond a source's epoch cap is taken of the others, in proportion to
+    """Bytes to take from each source. The amount beyond a source's epoch cap is taken from the others, in proportion to
     their shares; the sum falls short of the target only where all are at their cap."""
     target = target_bytes(config, sum(source.all for source in available.values()))
     planned = dict.fromkeys(available, 0.0)
@@ -129,7 +129,7 @@ def mix(config: MixConfig, inputs: Mapping[str, Path], out_dir: Path, run: Run) 
     written = map_partitions(run, "write", WriteSample(doses), items)
     counts = SourceCounts.sum(summary["counts"] for summary in written)
     if not counts.documents.total():
-        raise stage_error("nothing_left", "mix", "no document was taken", "raise the target or the weights")
+        raise stage_error("nothing_left", "mix", "no document was selected", "raise the target or the weights")
     link_selections([partition_folder(run, "write", index) for index in range(len(items))], out_dir)
     write_sources(out_dir, facts, counts)
     rows = _rows(config, facts, available, shares, planned, counts)

@@ -1,4 +1,4 @@
-"""The one place where a model's or tokenizer's folder is handed to transformers: as data, from whatever source.
+"""The one place where a model's or tokenizer's folder is passed to transformers: as data, regardless of its source.
 
 Before anything is loaded, the folder is looked through: transformers would run code that it names (after a question on
 the terminal, where `y` is enough), and open files wherever they lie. A weight that a folder lacks would be drawn at
@@ -39,10 +39,10 @@ _LOADING = Lock()
 # allows it for the family, and the user is informed.
 _NOT_RUN = {
     "layers that predict several tokens at once": re.compile(r"(?:^|\.)mtp(?:_layers)?\."),
-    "the parts for images and sound": re.compile(
+    "image and audio parts": re.compile(
         r"(?:^|\.)(?:visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
     ),
-    "keys and values of layers that take those of another": re.compile(r"\.self_attn\.[kv]_(?:proj|norm)(?:\.|$)"),
+    "keys and values of layers that use those of another layer": re.compile(r"\.self_attn\.[kv]_(?:proj|norm)(?:\.|$)"),
     "positions that config.json turns off": re.compile(r"\.embeddings\.position_embeddings\."),
 }
 _LAYER = re.compile(r"((?:.*\.)?layers\.(\d+))\.")
@@ -255,7 +255,7 @@ def non_finite_problem(names: list[str], where: str) -> Problem:
         "non_finite_weights",
         where,
         f"expected finite weights, found NaN or infinity in {named(names)}",
-        "download or copy the folder again; if its weights are the same there, take an earlier checkpoint",
+        "download or copy the folder again; if its weights are the same there, use an earlier checkpoint",
     )
 
 

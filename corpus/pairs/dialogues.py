@@ -122,7 +122,7 @@ def turn_of(message: Any) -> Turn:
     role, content = _role_and_content(message)
     name = role.lower()
     if name in (*CALLS, *RESULTS) or _calls_of(message):
-        raise Unreadable("calls of functions and their results are read in instructions alone")
+        raise Unreadable("function calls and their results are only read in instructions")
     if name not in ROLES:
         raise Unreadable(f"unknown role: {role}")
     return Turn(ROLES[name], content_text(content, role))
@@ -320,7 +320,7 @@ def _tool_message(message: Any) -> dict[str, Any]:
     chat_message: dict[str, Any] = {"role": CHAT_ROLES[ROLES[name]], "content": text}
     if calls:
         if chat_message["role"] != "assistant":
-            raise Unreadable(f"the {chat_message['role']} calls functions, which the assistant alone can")
+            raise Unreadable(f"the {chat_message['role']} calls functions, which only the assistant can")
         chat_message["tool_calls"] = [_tool_call(call) for call in calls]
     elif not text:
         raise Unreadable(

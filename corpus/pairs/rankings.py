@@ -46,7 +46,7 @@ def is_scored(value: Mapping[str, Any], field: str) -> bool:
 
 
 def ranked_answers(value: Mapping[str, Any], field: str) -> list[Ranked]:
-    """The answers of a record from the best to the worst, equal ones as they lie.
+    """The answers of a record from the best to the worst, equal ones in their original order.
 
     By each one's rank (1 is best) or score, or by the lists `ranks` or `scores` next to them; without either
     they lie from the best to the worst. Raises Unreadable where some have none, an answer is empty, or two are equal.

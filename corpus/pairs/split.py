@@ -118,7 +118,7 @@ def write_pairs(
             section,
             f"expected pairs on both sides of the split, found {sides['train']:,} for training and "
             f"{sides['heldout']:,} held out{listing}",
-            f"give it more pairs, or raise {section}.heldout_share ({config.heldout_share}) in all stages",
+            f"provide more pairs, or raise {section}.heldout_share ({config.heldout_share}) in all stages",
         )
     run.progress(len(seen_ids), len(seen_ids), "pairs")
     figures = {

@@ -121,4 +121,4 @@ def _text(record: Record, field: str) -> str:
         return value.strip()
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise Unreadable(f"the field {field} is no text or number, or empty")
+    raise Unreadable(f"the field {field} is not a text or number, or is empty")

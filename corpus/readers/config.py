@@ -303,7 +303,7 @@ class InstructionTemplate(Config):
     def _names_its_choices(self) -> Self:
         prompt_fields, answer_fields = fields_of(self.prompt), fields_of(self.answer)
         if unused := [field for field in self.choices if field not in (*prompt_fields, *answer_fields)]:
-            raise ValueError(f"choices: expected {{{unused[0]}}} in prompt or answer, which there is not")
+            raise ValueError(f"choices: expected {{{unused[0]}}} in prompt or answer, but neither contains it")
         for words in self.choices.values():
             for word in words.values():
                 fields_of(word)

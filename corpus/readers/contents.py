@@ -64,12 +64,12 @@ def refuse_misnamed(file: Place, kind: str, encoding: str, key: str, text_field:
     if not recognised or recognised == kind:
         return
     suffix = suffix_of(file)
-    expected = f"expected what {suffix} files hold" if suffix else "expected text, as in files without a suffix"
-    fix = f"rename the file to what it holds, e.g. to end in .{'txt' if recognised == 'text' else recognised}"
+    expected = f"expected the content of {suffix} files" if suffix else "expected text, as in files without a suffix"
+    fix = f"rename the file to match its content, e.g. to end in .{'txt' if recognised == 'text' else recognised}"
     if key and (content or recognised in ("jsonl", "csv", "parquet", "arrow")):
         is_readable = kind in PROSE_FORMATS and recognised in ("jsonl", "csv", "html")
         as_text = ", or text to read it unchanged" if is_readable else ""
-        fix = f"set {key}.format: {recognised}{as_text}, in a source of its own if other files differ; or {fix}"
+        fix = f"set {key}.format: {recognised}{as_text}, in a separate source if other files differ; or {fix}"
     raise stage_error("misnamed_file", str(file), f"{expected}, found {NAMED[recognised]}", fix)
 
 

@@ -130,7 +130,7 @@ def _files_of_split(dataset: str, folder: Path, files: list[Path], split: str) -
         raise stage_error(
             "wrong_split",
             dataset,
-            f"expected every file of records to name its split, as others here do ({by_split[split][0].name}), found "
+            f"expected every data file to name its split, as others here do ({by_split[split][0].name}), found "
             f"{len(candidates):,} that name{'s' * (len(candidates) == 1)} none: {candidates[0].relative_to(folder)}",
             "use kind: files with the paths of the training files, or move the others elsewhere",
         )

@@ -61,7 +61,7 @@ UNREAD = {
     ".h5": ("HDF5", _RECORDS),
     ".hdf5": ("HDF5", _RECORDS),
     ".ods": ("OpenDocument", "write its sheets as CSV, e.g. by `soffice --headless --convert-to csv FILE`"),
-    POINTER: ("Git LFS pointer", "fetch what it stands for, e.g. by `git lfs pull` or `hf download`"),
+    POINTER: ("Git LFS pointer", "download the file that it stands for, e.g. with `git lfs pull` or `hf download`"),
     ".br": ("Brotli", "unpack it by `brotli -d FILE`, or pack it by gzip or zstd"),
     ".lz4": ("LZ4", "unpack it, e.g. by `lz4 -d FILE`, or pack it by gzip or zstd"),
     ".lzma": ("LZMA", "unpack it by `xz --format=lzma -d FILE`, or pack it by xz"),
@@ -70,7 +70,7 @@ UNREAD = {
     ".rar": ("RAR archive", _UNPACK),
 }
 """Formats that are refused by name: what they are called, and what to do."""
-_BINARY = ("binary", "take them off the paths, or convert them to text")
+_BINARY = ("binary", "remove them from the paths, or convert them to text")
 MAGIC = {
     b"%PDF-": ".pdf",
     b"{\\rtf": ".rtf",

@@ -39,10 +39,10 @@ class TextEncoder:
             raise
         except (OSError, ValueError, KeyError, ImportError) as error:
             message = f"{folder} cannot be read as an encoder: {shortened(str(error))}"
-            raise stage_error("no_encoder", WHERE, message, "give the folder of such a model") from error
+            raise stage_error("no_encoder", WHERE, message, "name the folder of an encoder") from error
         if model.config.is_encoder_decoder:
             message = f"expected an encoder, {folder} has an encoder and a decoder"
-            raise stage_error("no_encoder", WHERE, message, "name the folder of one such as all-MiniLM-L6-v2")
+            raise stage_error("no_encoder", WHERE, message, "use an encoder such as all-MiniLM-L6-v2")
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
         self._model = model.eval().to(self.device)
         self.width: int = model.config.hidden_size

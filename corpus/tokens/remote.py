@@ -83,7 +83,7 @@ def checksums(shards: Sequence[Mapping[str, Any]]) -> dict[str, Checksum]:
         for part in ("raw_data", "zip_data"):
             if shard[part] and names_outside(str(shard[part]["basename"])):
                 location = f"index.json: shards.{number}.{part}.basename"
-                message = f"names {str(shard[part]['basename'])[:80]}, which leads out of the folder of the shards"
+                message = f"names {str(shard[part]['basename'])[:80]}, which is outside the folder of the shards"
                 raise stage_error("unsafe_file", location, message, "rewrite the shards")
         file = shard["zip_data"] or shard["raw_data"]
         algorithm = next((name for name in _HASHES if name in file["hashes"]), None)

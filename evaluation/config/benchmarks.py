@@ -252,7 +252,7 @@ class BenchmarksConfig(StageConfig):
         if self.fewshot_as_multiturn and not self.chat_template:
             raise ValueError("fewshot_as_multiturn: expected `chat_template: true`, since only a chat has turns")
         if self.chat_template_kwargs and not self.chat_template:
-            raise ValueError("chat_template_kwargs: expected `chat_template: true` too, whose values they are")
+            raise ValueError("chat_template_kwargs: expected `chat_template: true` too, whose variables it sets")
         return self
 
     @model_validator(mode="after")

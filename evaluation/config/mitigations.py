@@ -95,7 +95,7 @@ class MitigationsConfig(StageConfig):
     def same_names(self, inputs: Iterable[str]) -> list[Problem]:
         """Inputs that are called like another row of the table, in which each input but `model` has a row."""
         rows = {"plain", *(mitigation.label for mitigation in self.tried)}
-        message, fix = "another row of the table has this name too", "call the input otherwise"
+        message, fix = "another row of the table has this name too", "rename the input"
         return [Problem("name_taken", f"mitigations.inputs.{name}", message, fix) for name in inputs if name in rows]
 
     def sources(self) -> list[Source]:

@@ -145,7 +145,7 @@ class BiasConfig(Config):
     def _each_once(cls, sets: tuple[BiasSet, ...]) -> tuple[BiasSet, ...]:
         kinds = [bias_set.kind for bias_set in sets]
         if repeated := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
-            raise ValueError(f"each kind of set once; given twice: {', '.join(repeated)}")
+            raise ValueError(f"expected each kind of set once; listed twice: {', '.join(repeated)}")
         return sets
 
 
@@ -209,9 +209,11 @@ class SafetyConfig(StageConfig):
     @model_validator(mode="after")
     def _system_of_a_chat(self) -> SafetyConfig:
         if self.system_instruction is not None and not self.chat_template:
-            raise ValueError("system_instruction: expected `chat_template: true` too, whose system's message it is")
+            raise ValueError(
+                "system_instruction: expected `chat_template: true` too: it is the system message of a chat"
+            )
         if self.chat_template_kwargs and not self.chat_template:
-            raise ValueError("chat_template_kwargs: expected `chat_template: true` too, whose values they are")
+            raise ValueError("chat_template_kwargs: expected `chat_template: true` too, whose variables it sets")
         return self
 
     @model_validator(mode="after")

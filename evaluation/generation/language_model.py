@@ -66,8 +66,8 @@ class LoadedModel:
             raise stage_error(
                 "id_out_of_range",
                 what,
-                f"there is the id {largest:,}, and the model's embedding has {self.rows:,} rows",
-                "give texts and shards that were made with this model's tokenizer",
+                f"found the id {largest:,}, and the model's embedding has {self.rows:,} rows",
+                "use texts and shards that were made with this model's tokenizer",
             )
 
 
@@ -88,7 +88,7 @@ def load_model(folder: Path, run: Run) -> LoadedModel:
             "bad_model",
             str(folder),
             f"expected a Hugging Face model folder with safetensors and a tokenizer: {str(error).splitlines()[0]}",
-            "give the folder of a pretrain, sft, rlhf or base_model artifact",
+            "pass the folder of a pretrain, sft, rlhf or base_model artifact",
         ) from error
     if problem := tokenizer_problem(folder, tokenizer, len(model.get_input_embeddings().weight)):
         raise StageError(problem)
@@ -126,7 +126,7 @@ def tokenizer_problem(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: in
             str(folder),
             f"the tokenizer has ids up to {largest:,} ({names[largest]!r}); the model's embedding has {rows:,} rows: "
             f"{beyond:,} ids are without one",
-            "put the tokenizer that the model was trained with beside its weights (tokenizer.json, "
+            "put the tokenizer that the model was trained with next to its weights (tokenizer.json, "
             "tokenizer_config.json), or resize the embedding: a `base_model` step does",
         )
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:

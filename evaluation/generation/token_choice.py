@@ -230,7 +230,7 @@ def _drawn(logits: Tensor, answers: Sequence[ChosenAnswer]) -> Tensor:
         raise stage_error(
             "not_finite",
             "",
-            "expected finite logits of the answering model, but they contain NaN",
+            "expected finite logits, but those of the answering model contain NaN",
             "find where its training diverged, and lower optimizer.learning_rate",
         )
     tokens = _at(sums, answers)

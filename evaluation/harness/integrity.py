@@ -130,7 +130,7 @@ _WORDS = {
 _FIXES = {
     "failed": "look for NaN in the model (its training may have diverged), or score it in fp32 (launch.precision)",
     "truncated": "use fewer shots, a longer max_gen_toks or a stop string (until) in the task, or a longer context",
-    "empty": "check the task's stop strings (until), or ask by the model's chat template",
+    "empty": "check the task's stop strings (until), or use the model's chat template",
     "unparsable": "check the task's filter, or use shots that show the form of an answer",
 }
 

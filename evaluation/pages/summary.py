@@ -280,7 +280,7 @@ def results_table(pipeline: PipelineResults, models: list[str]) -> list[list[str
         ("distill", "sampled answers to held-out prompts that end by themselves", "ends_share", True),
         ("rlhf", "sampled answers verified right", "verified", True),
         ("rlhf", "sampled answers that end by themselves", "ends_share", True),
-        ("rlhf", "tokens a sampled answer", "answer_tokens", False),
+        ("rlhf", "tokens per sampled answer", "answer_tokens", False),
         ("rlhf", "reward on held-out prompts", "heldout_reward", False),
         ("rlhf", "judge's score on held-out prompts", "heldout_judge", False),
     ):

@@ -156,7 +156,7 @@ def _isoflop(result: Mapping[str, Any] | None) -> Figure | None:
     weak = "Where a size was not trained with exactly that compute, its loss is on a curve through its own runs."
     caption = ". ".join(sentence[:1].upper() + sentence[1:] for sentence in isoflop_sentences(result)) + "."
     legend += [("lowest points", STYLES[-1])] if minima else []
-    return Figure("IsoFLOP: loss against parameters, a line a budget", chart, caption, weak, legend, wide=True)
+    return Figure("IsoFLOP: loss against parameters, one line per budget", chart, caption, weak, legend, wide=True)
 
 
 def _law(law: Mapping[str, Any] | None) -> Section:
@@ -182,7 +182,7 @@ def _law(law: Mapping[str, Any] | None) -> Section:
     weak = "Parameters with embeddings. A law of small runs is weak evidence for runs a hundred times as large."
     legend = list(zip(labels, styles, strict=True))
     figure = Figure(
-        "Loss against compute, a line a size", chart, ". ".join(law_sentences(law)) + ".", weak, legend, wide=True
+        "Loss against compute, one line per size", chart, ". ".join(law_sentences(law)) + ".", weak, legend, wide=True
     )
     profiles = _isoflop(law.get("isoflop"))
     return Section("law", "Scaling law", "", [figure, profiles] if profiles else [figure])

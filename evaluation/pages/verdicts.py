@@ -184,7 +184,7 @@ def _sft(pipeline: PipelineResults, id: str) -> Claim | None:
         "fails": "Instruction tuning harmed on held-out instructions",
     }[state]
     if state == "holds" and text_improvement is not None and text_improvement.low <= 0:
-        state, title = "slight", "Instruction tuning taught answers to end; that it bettered their text is not shown"
+        state, title = "slight", "Instruction tuning taught answers to end; an improvement of their text is not shown"
     elif state == "holds" and fixed(before_loss) == fixed(after_loss):
         state, title = "fails", "Instruction tuning had no effect on held-out instructions"
     elif state == "holds" and improvement.value < SLIGHT_LOSS * before_loss:

@@ -29,7 +29,7 @@ def written_here(kind: str | None) -> Quantization | None:
         fix = (
             "export without the option, then in a separate environment: pip install llmcompressor, and "
             f"oneshot(model=folder, recipe={ELSEWHERE[kind]}(scheme='W4A16', targets=['Linear'], ignore=['lm_head']), "
-            "dataset=texts that the model shall be good at)"
+            "dataset=texts on which the model should be good)"
         )
         raise stage_error("not_written_here", _OPTION, message, fix)
     return cast(Quantization | None, kind)

@@ -95,7 +95,7 @@ class PairedToxicity:
     """The second model minus the first on the same prompts.
 
     worst: of the expected maximum toxicity. toxic: of the share of prompts with at least one toxic continuation.
-    length: of the mean characters per continuation. Each with the two models' values. at_equal_length: worst and toxic
+    length: of the mean characters a continuation. Each with the two models' values. at_equal_length: worst and toxic
     recomputed after the longer of two continuations of a prompt is cut to the number of words of the other; None if the
     beginnings of continuations were not scored.
     """

@@ -138,7 +138,7 @@ def _short(value: Any) -> str:
 
 
 def find(node: Node, request: BuildRequest, store: Store) -> Manifest | None:
-    """The manifest of the artifact, None if there is none; its files are not looked at.
+    """The manifest of the artifact, None if there is none; its files are not inspected.
 
     One config had several addresses once: a default that was spelled otherwise than its normal form (`1 epoch`) was
     part of the identity when the config came as JSON, by way of the worker, and none when it came from the file; and a

@@ -101,5 +101,5 @@ def _read_by(manifest: Manifest) -> set[str]:
 
 
 def shown(node: Node, folder: Path) -> tuple[str, ...]:
-    """The files that a person wants to open: those of a build that failed lie where it worked."""
+    """Files for people to open; those of a failed build are in its work folder."""
     return tuple(str(folder / name) for name in node.stage.shows if (folder / name).exists())

@@ -1,4 +1,4 @@
-"""The reference that a registration is held against: the currently promoted model, as a source that affects its
+"""The reference that a registration is compared with: the currently promoted model, as a source that affects its
 identity."""
 
 from __future__ import annotations

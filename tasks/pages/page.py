@@ -48,7 +48,7 @@ class Throttle:
         self._held = 0
 
     def let_through(self, line: str) -> list[str]:
-        """The lines to show now that this one has come."""
+        """Lines to show after this one has arrived."""
         shown: list[str] = []
         now = self._clock()
         if now - self._since >= WINDOW_S:

@@ -18,7 +18,7 @@ READ_ONLY, BROKEN = 121, 122
 
 
 def out_of_memory_kills() -> int:
-    """Number of processes the kernel has killed for want of memory since it started; 0 if it does not report it."""
+    """Number of processes the kernel has killed for lack of memory since it started; 0 if it does not report it."""
     try:
         lines = VMSTAT.read_text().splitlines()
     except OSError:
@@ -53,7 +53,7 @@ def diagnose_exit(node: str, code: int, out_of_memory: bool) -> Problem:
             node,
             "its process was killed by SIGBUS, as by the first write to memory that there is no room for: /dev/shm, "
             f"through which a training's processes share data, has {memory_room()}",
-            f"{MORE_MEMORY}, and look whether a disk is full; {log}",
+            f"{MORE_MEMORY}, and check if a disk is full; {log}",
         )
     if code < 0:
         name = signal.Signals(-code).name

@@ -127,7 +127,7 @@ def _start(
 
 
 def lease_lost(node: str) -> StageError:
-    """The error of a builder that was taken for dead, and woke up after all: what it did is the other's now."""
+    """The error of a builder that was taken for dead but resumed: another builder has taken over its work."""
     return StageError(Problem("lease_lost", node, "another builder took this stage over", "run again"))
 
 

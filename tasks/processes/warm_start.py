@@ -61,7 +61,7 @@ class WarmStart:
         return server.start(modules, [PROGRAM, argument], Path(job.scratch), output, parent, stop)
 
     def close(self) -> None:
-        """End the servers; what they forked goes on."""
+        """End the servers; forked processes continue."""
         with self._lock:
             for server in self._servers.values():
                 server.close()

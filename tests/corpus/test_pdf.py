@@ -70,7 +70,7 @@ def test_paragraphs_are_joined_and_margins_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("pages", "reason"),
     [
-        ([PROSE[:1], [], [], []], "1 of 4 pages of the PDF file hold text: a scan"),
+        ([PROSE[:1], [], [], []], "1 of 4 pages of the PDF file contain text: a scan"),
         ([[codecs.encode(line, "rot13") for line in PROSE * 3]], "its fonts map to wrong letters"),
     ],
     ids=["scan", "glyphs"],
@@ -84,7 +84,7 @@ def test_scans_and_wrong_letters_are_put_aside(tmp_path, pages, reason):
 @needs_pdfium
 def test_a_cut_file_is_put_aside(tmp_path):
     (rejected,) = read(tmp_path, b"%PDF-1.7 and no more")
-    assert "not a whole PDF file" in rejected.reason
+    assert "not a complete PDF file" in rejected.reason
 
 
 @pytest.mark.parametrize("options", [{}, {"format": "pdf"}])

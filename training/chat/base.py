@@ -341,5 +341,5 @@ def read_rows(
             raise stage_error("bad_row", f"{path}:{number}", f"expected text under {', '.join(missing)}")
         rows.append(row)
     if not rows:
-        raise stage_error("no_rows", str(path), "expected at least one pair, but the file is empty", "give more pairs")
+        raise stage_error("no_rows", str(path), "expected at least one pair, but the file is empty", "provide pairs")
     return rows

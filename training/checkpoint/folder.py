@@ -51,9 +51,9 @@ def damage(path: Path) -> str:
         files = read_own_json(path / MANIFEST)
         for name, (size, digest) in files.items():
             if (path / name).stat().st_size != size:
-                return f"{name} is cut short" if (path / name).stat().st_size < size else f"{name} is too long"
+                return f"{name} is truncated" if (path / name).stat().st_size < size else f"{name} is too long"
             if _digest(path / name) != digest:
-                return f"{name} is not as it was written"
+                return f"{name} has changed since it was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, TypeError, AttributeError):

@@ -300,7 +300,7 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
     """
     where = str(snapshot.folder)
     if snapshot.state["format"] != _FORMAT:
-        raise stage_error("other_format", where, "the checkpoint is of another version of this program", "remove it")
+        raise stage_error("other_format", where, "the checkpoint is from another version of this program", "remove it")
     if data is not None and snapshot.state["data"] != data:
         raise stage_error(
             "other_data",
@@ -322,7 +322,7 @@ def _check(snapshot: Snapshot, model: nn.Module, optimizer: Any, data: str | Non
         Problem(
             "other_architecture",
             where,
-            f"the checkpoint is of another architecture: {name.removeprefix(WEIGHTS)} is {in_checkpoint} there, "
+            f"the checkpoint has another architecture: {name.removeprefix(WEIGHTS)} is {in_checkpoint} there, "
             f"{in_model} in this model",
             "give the config that it was written with, or train in an empty work folder"
             if data is not None

@@ -149,11 +149,11 @@ def _fetch(checkpoint: RemoteCheckpoint, into: Path, say: Callable[[str], None])
 
 def _read_manifest(checkpoint: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
     if not checkpoint.is_complete:
-        raise _damaged("its upload was not ended")
+        raise _damaged("its upload was not completed")
     with open_object(checkpoint.objects[MANIFEST]) as file:
         text = file.read()
     if manifest_name(text) != checkpoint.manifest:
-        raise _damaged(f"{MANIFEST} is not as it was written")
+        raise _damaged(f"{MANIFEST} has changed since it was written")
     files = {name: (int(size), str(digest)) for name, (size, digest) in parse_own_json(text).items()}
     for name, (size, _) in files.items():
         if names_outside(name):
@@ -161,7 +161,7 @@ def _read_manifest(checkpoint: RemoteCheckpoint) -> dict[str, tuple[int, str]]:
         if name not in checkpoint.objects:
             raise _damaged(f"{name} is missing")
         if checkpoint.objects[name].size != size:
-            raise _damaged(f"{name} is {'cut short' if checkpoint.objects[name].size < size else 'too long'}")
+            raise _damaged(f"{name} is {'truncated' if checkpoint.objects[name].size < size else 'too long'}")
     return files
 
 

@@ -107,7 +107,7 @@ def documents_problem(model_type: str) -> Problem | None:
         "unproven_family",
         "pretrain.attention",
         f"expected, with attention: document or objective: prefix, a family that is proven to keep to such a mask, not "
-        f"{model_type}: a recurrent layer, for one, carries a document into the next",
+        f"{model_type}: a recurrent layer, for example, carries a document into the next",
         "train it with objective: causal and attention: sequence, or take one of " + ", ".join(sorted(FAMILIES)),
     )
 
@@ -117,8 +117,8 @@ def sampler_problems(model_type: str) -> Iterator[Problem]:
     family = FAMILIES.get(model_type)
     if family is None or not family.vllm:
         able = ", ".join(sorted(name for name, entry in FAMILIES.items() if entry.vllm))
-        message = f"expected a model of {able}, whose weights were seen to reach vLLM, not {model_type}"
-        yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out for our own sampler")
+        message = f"expected a model of {able}, whose reloaded weights were confirmed to reach vLLM, not {model_type}"
+        yield Problem("no_vllm_family", "rlhf.sampler", message, "leave rlhf.sampler out to use the built-in sampler")
 
 
 def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Problem | None:
@@ -136,7 +136,7 @@ def experts_problem(model_type: str, values: Mapping[str, Any], path: str) -> Pr
         "unproven_experts",
         path,
         f"expected a mixture of experts whose balancing loss is trained as in transformers, not {model_type}",
-        f"take one of {proven}, or a model without experts",
+        f"use one of {proven}, or a model without experts",
     )
 
 

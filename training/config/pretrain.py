@@ -125,8 +125,8 @@ class PretrainConfig(TrainerConfig):
             )
         if self.model.transformers is None and self.model.shape().tied:
             raise ValueError(
-                "optimizer.mup_base_width: expected model.tie_embeddings: false; embedding and output layer have rates "
-                "of their own in µP"
+                "optimizer.mup_base_width: expected model.tie_embeddings: false; embedding and output layer have "
+                "separate learning rates in µP"
             )
         return self
 

@@ -206,7 +206,7 @@ def _rampup(config: PretrainConfig, length: int, batch_size: int, epoch_batches:
             "not_within_an_epoch",
             "pretrain.batch_warmup.over_tokens",
             f"expected no more than the {epoch * length:,} tokens of an epoch, not {config.batch_warmup.over_tokens:,}",
-            "shorten it, or give more text",
+            "shorten it, or provide more text",
         )
     first = config.batch_warmup.first_tokens // length
     if first % ranks.data_ranks():

@@ -54,7 +54,7 @@ class Split:
             _check_shard(shard, f"{path}: shards.{number}", None if location else folder)
         if not sum(shard["samples"] for shard in shards):
             raise stage_error(
-                "no_shards", str(folder), "expected at least one sequence, found none", "give shard more text"
+                "no_shards", str(folder), "expected at least one sequence, found none", "provide more text for shard"
             )
         return cls(folder, location, index)
 

@@ -104,7 +104,7 @@ class WeightsMove(Callback):
                 self._run.event(
                     "no_gradient",
                     f"{self._stage}: {_UPDATES} batches from the first on had no gradient, and nothing was learnt of "
-                    "them: all answers to a prompt are worth the same, or no example weighs anything",
+                    "them: all answers to a prompt are worth the same, or no example has any weight",
                 )
         else:
             self._unmoved += 1

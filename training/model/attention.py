@@ -111,10 +111,10 @@ def choose_attention(
         raise _none_here(
             model,
             implementation,
-            f"it keeps documents apart in causal training of {able} alone, elsewhere it would cross them",
+            f"it keeps documents apart in causal training of {able} only, elsewhere it would cross them",
         )
     if implementation == "flex_attention" and hardware.device.type == "cpu":
-        raise _none_here(model, implementation, "torch trains with it on a GPU alone")
+        raise _none_here(model, implementation, "torch can train with it only on a GPU")
     if implementation == "flex_attention" and family:
         implementation = FLEX
     if implementation == FLEX and (reason := _no_flex(model)):
@@ -156,7 +156,7 @@ def _no_flex(model: PreTrainedModel) -> str:
     """Return the reason why flex attention does not support a model; empty if it does."""
     config = model.config
     if any(getattr(config, name, 0.0) for name in ("attn_pdrop", "attention_dropout")):
-        return "it knows no dropout of attention"
+        return "it does not support attention dropout"
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return "" if width >= _FLEX_LEAST_WIDTH else f"its heads are {width} wide, and flex attention needs 16 or more"
 

@@ -38,7 +38,7 @@ def comparison(job: Training, at: RankLayout, records: Sequence[RankRecord]) -> 
         figures = (
             ("weights", planned.weights, record.weights),
             ("optimizer", planned.optimizer, record.optimizer),
-            ("memory, most at once", planned.total - planned.fragmentation, record.most),
+            ("memory, peak", planned.total - planned.fragmentation, record.most),
         )
         rows += [_row(what, record.rank, size, rehearsed) for what, size, rehearsed in figures]
     return [*rows, *_sent(job, at, records)]

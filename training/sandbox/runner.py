@@ -240,7 +240,7 @@ def find(requested: SandboxChoice) -> Kind:
             return kind
         refused.append(f"{kind}: {why}")
     message = f"expected a sandbox for the code in answers, and this machine has none ({'; '.join(refused)})"
-    fix = "install bubblewrap and let users make namespaces, or set it to none to run this code with your own rights"
+    fix = "install bubblewrap and allow users to create namespaces, or set none to run this code with your permissions"
     raise stage_error("no_sandbox", KEY, message, fix)
 
 
@@ -248,8 +248,8 @@ def described(kind: Kind) -> str:
     """One sentence for the log."""
     if kind == "none":
         return (
-            "code in answers runs without a sandbox, with the rights of this process: it can read, write and connect "
-            f"to what you can ({KEY} is none)"
+            "code in answers runs without a sandbox, with the permissions of this process: it can read, write and "
+            f"connect to what you can ({KEY} is none)"
         )
     return (
         f"code in answers runs in a sandbox ({kind}): no network, no other processes, no files of this machine but "

@@ -96,7 +96,7 @@ class AnswerQueue:
             raise _ending()
         count = len(self._unfinished) + self._kept_places
         if count >= self._most:
-            raise Unavailable(f"{count} answers are being written or wait: try again later", "overloaded")
+            raise Unavailable(f"{count} answers are in progress or waiting: try again later", "overloaded")
 
     def end(self) -> None:
         """Refuse new answers, and end those in progress."""

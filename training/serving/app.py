@@ -494,7 +494,7 @@ class _JsonErrors:
         if status == HTTPStatus.NOT_FOUND:
             message, code = f"{scope['method']} {scope['path']}: this server has no such path", "unknown_url"
         elif status == HTTPStatus.METHOD_NOT_ALLOWED:
-            message = f"{scope['method']} {scope['path']}: the path does not take this method"
+            message = f"{scope['method']} {scope['path']}: the path does not support this method"
         kind = "server_error" if status >= 500 else "invalid_request_error"
         error = {"message": message, "type": kind, "param": None, "code": code}
         kept = {

@@ -292,7 +292,7 @@ class ChatRequest(GenerationRequest):
         if self.must_call and self.response_format.type != "text":
             raise ValueError("response_format: expected text, since tool_choice makes the answer a function call")
         if not self.must_call and any(tool.function.strict for tool in self.tools):
-            raise ValueError("tools: strict: true is kept by tool_choice required, or with the name of a function")
+            raise ValueError("tools: strict: true is enforced only if tool_choice is required or names a function")
         return self
 
     @property
@@ -408,7 +408,7 @@ def read(kind: type[Kind], body: bytes) -> Kind:
         if not key and (named := message.partition(": ")[0]) in kind.model_fields:
             raise Refused(400, message, "invalid_value", named) from None
         if first["type"] == "extra_forbidden":
-            message = f"{key}: this server does not know it"
+            message = f"{key}: this server does not support it"
             raise Refused(400, message, "unknown_parameter", key) from None
         code = "invalid_value" if key else "bad_request"
         raise Refused(400, f"{key}: {message}".removeprefix(": "), code, key or None) from None

@@ -128,7 +128,7 @@ def text_examples(
                     "no_documents",
                     str(shards),
                     f"expected documents{of} with at least {_LEAST} tokens",
-                    "give shard more text",
+                    "provide more text for shard",
                 )
     return examples
 

@@ -102,7 +102,7 @@ class Fit:
         """Return a stage's headline, with a warning if the guard cut the learning rate permanently."""
         if self.lr_multiplier == 1:
             return text
-        return f"{text}; LEARNING RATE CUT FOR GOOD to {self.lr_multiplier:.3g} of the schedule's by the guard"
+        return f"{text}; LEARNING RATE CUT PERMANENTLY to {self.lr_multiplier:.3g} of the schedule's by the guard"
 
 
 def fit(
@@ -223,8 +223,8 @@ def fit(
                 if not correction.recover:
                     run.event(
                         "rate_cut",
-                        f"{stage}: the learning rate is cut for good, to {correction.factor:.3g} of the schedule's, "
-                        f"from batch {correction.back_to:,} on: look whether optimizer.learning_rate is right",
+                        f"{stage}: the learning rate is permanently cut to {correction.factor:.3g} of the schedule's, "
+                        f"from batch {correction.back_to:,} on: check optimizer.learning_rate",
                     )
         if times and run.times:
             times.end()

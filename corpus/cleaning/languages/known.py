@@ -88,7 +88,7 @@ class Prose:
 
 
 def is_unspaced(text: str) -> bool:
-    """Return True if at least a third of the letters of a text are of scripts that put no space between words."""
+    """Return True if at least a third of the letters of a text are from scripts without spaces between words."""
     if text.isascii() or not (first := _UNSPACED.search(text)):
         return False
     return 3 * len(_UNSPACED.findall(text, first.start())) >= sum(map(str.isalpha, text))

@@ -78,7 +78,7 @@ def _tables() -> _Tables:
 
 
 def measure(text: str, language: str = "") -> Prose | None:
-    """Measures of a text that is not in English; None for one that is, or whose language is not known.
+    """Measures of a text that is not in English; None for English or an unknown language.
 
     language: its ISO code where that is known; else it is found. Format characters are no part of words.
     """
@@ -95,7 +95,7 @@ def measure_documents(
     doc_starts: Array,
     counts: Array,
 ) -> dict[int, Prose]:
-    """Document → its measures as of `measure`, of those of the documents that have any.
+    """Document → its measures by `measure`, for the documents that have any.
 
     Args:
         texts: of all D documents, with their code points (P,), starts (D + 1,) and `characters` (D, 2).

@@ -117,7 +117,7 @@ def split_possessive(word: str, known: Mapping[str, str]) -> tuple[str, str]:
 
 
 def replace_words(text: str, replacement: Callable[[list[str], int], str | None]) -> str:
-    """The text with some words replaced, each in the case that it had, and the articles before them made to fit.
+    """The text with some words replaced, each in its original case, with the articles before them adjusted.
 
     Args:
         replacement: of the lower-case words and the place of one of them, returns the new word at that place, or

@@ -14,7 +14,7 @@ from corpus.documents.parts import Document
 
 
 class Toxicity:
-    """A document's score is the highest of its windows: one toxic passage in a long text does not drown."""
+    """A document's score is the highest of its windows: a single toxic passage counts in a long text too."""
 
     name = "toxicity"
 

@@ -118,7 +118,7 @@ def read_delimited(
             texts = (field.replace("\r\n", "\n") for field in row)
             yield Record(file, first_line, dict(zip(names, texts, strict=True)), lines.is_repaired)
     if not number:
-        yield Rejected(str(file), 0, EMPTY if not names else "the file is empty: it has a row of names alone")
+        yield Rejected(str(file), 0, EMPTY if not names else "the file is empty: it has only a row of names")
 
 
 def dialect_of(sample: str, name: str) -> Dialect:
@@ -221,7 +221,7 @@ def _names(row: list[str], file: Place) -> list[str]:
         raise stage_error(
             "corrupt_file",
             f"{file}:1",
-            f"expected a first row of names that differ, found {', '.join(repeated)[:80]} more than once",
+            f"expected a first row of unique names, found {', '.join(repeated)[:80]} more than once",
             "name the columns in the first row, or set `header: none` for a table without names",
         )
     # The index that pandas writes has no name.

@@ -166,7 +166,7 @@ def wrong_field(record: Record, field: str, setting: str, fields: tuple[str, ...
     """
     message, fix = f"expected the field {field}; the fields are: {field_names(record.value)}", ""
     if has_numbered_columns(record.value):
-        message += "; its first row is read as a record, since it looks like those below it"
+        message += "; its first row is read as a record, since it looks like the rows below it"
         fix = f"; or {setting.rpartition('.')[0]}.header: first_row, if it has the names of the columns"
     fix = _field_fix(setting, field, fields, record.value) + fix
     return stage_error("wrong_field", record.place, message, fix)
@@ -311,7 +311,7 @@ def _list(
     except TornList as torn:
         location = f"{file}:{fault.lineno}" if isinstance(fault, json.JSONDecodeError) else str(file)
         message = f"not JSON: {fault.msg}" if isinstance(fault, json.JSONDecodeError) else f"not JSON: {torn}"
-        raise stage_error("corrupt_file", location, f"{message} (behind item {number:,})", "correct the file") from None
+        raise stage_error("corrupt_file", location, f"{message} (after item {number:,})", "correct the file") from None
     if not number:
         yield Rejected(str(file), 0, EMPTY)
 

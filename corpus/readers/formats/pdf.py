@@ -39,7 +39,7 @@ def pdf_text(content: bytes, max_bytes: int) -> str:
     pages = _pages(content, max_bytes)
     read = sum(len(page.strip()) >= MIN_PAGE_CHARACTERS for page in pages)
     if not pages or read < MIN_READ_PAGE_SHARE * len(pages):
-        raise Unreadable(f"{read} of {len(pages)} pages of the PDF file hold text: a scan, which needs OCR")
+        raise Unreadable(f"{read} of {len(pages)} pages of the PDF file contain text: a scan, which needs OCR")
     text = "\n\n".join(filter(None, map(_paragraphs, _without_margins(pages))))
     if fault := _fault_of_fonts(text):
         raise Unreadable(fault)
@@ -54,7 +54,7 @@ def _pages(content: bytes, max_bytes: int) -> list[str]:
     except pypdfium2.PdfiumError as error:
         if "password" in str(error).lower():
             raise Unreadable("an encrypted PDF file") from None
-        raise Unreadable(f"not a whole PDF file: {error}") from None
+        raise Unreadable(f"not a complete PDF file: {error}") from None
     pages, size = [], 0
     try:
         for number in range(len(document)):

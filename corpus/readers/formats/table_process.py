@@ -76,7 +76,7 @@ def table_rows(table: TableSource) -> Iterator[Rows | Bad]:
                 done = item.end
                 yield item._replace(batch=pa.ipc.open_stream(item.batch).read_next_batch())
     except _DiedError as died:
-        raise _crash_error(died.code, table.file, f"behind row {done:,}") from None
+        raise _crash_error(died.code, table.file, f"after row {done:,}") from None
 
 
 def group_bytes(file: Place) -> list[int]:

@@ -80,7 +80,7 @@ def records_of(archive: io.BufferedReader) -> Iterator[WarcRecord]:
         if not (length.isascii() and length.isdecimal() and len(length) < 20):
             message = f"Content-Length is {length[:40]!r}" if length else "there is no Content-Length"
             _, line = _next_record(stream, b"")
-            yield WarcRecord(number, f"no valid WARC header: {message}; its content is passed over", offset=offset)
+            yield WarcRecord(number, f"no valid WARC header: {message}; its content is skipped", offset=offset)
             continue
         block = _Block(stream, head, int(length), number)
         if b"\r" not in head and (content := _converted_content(stream, int(length))) is not None:
@@ -258,7 +258,7 @@ def _content(loaded: Any, length: int, limit: int) -> bytes:
         try:
             content = _decompressed(content, encoding, limit if index == len(encodings) else 2 * limit + READ_BYTES)
         except Exception as error:  # brotli's module has its own error class
-            raise Unreadable(f"not a whole {encoding} page: {error}") from None
+            raise Unreadable(f"not a complete {encoding} page: {error}") from None
     return bytes(content)
 
 

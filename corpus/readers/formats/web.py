@@ -56,7 +56,7 @@ def read_warc(
         start = stream.peek(len(MAGIC))[: len(MAGIC)]
         if start and start != MAGIC:
             raise stage_error(
-                "corrupt_file", str(file), f"not a WARC archive: it opens with {start!r}", "set the format"
+                "corrupt_file", str(file), f"not a WARC archive: it begins with {start!r}", "set the format"
             )
         try:
             for record in records_of(stream):
@@ -66,7 +66,7 @@ def read_warc(
                 if record.fault:
                     yield Rejected(str(file), number, f"{record.fault} (at byte {record.offset:,})")
                 elif is_text and error_pages == "skip" and not 200 <= record.status < 300:
-                    reason = f"HTTP status {record.status}: a page of an error or a redirect"
+                    reason = f"HTTP status {record.status}: an error page or a redirect"
                     yield Rejected(str(file), record.number, reason, is_skipped=True)
                 elif is_text:
                     yield _text_of(record, file, encoding, max_bytes)

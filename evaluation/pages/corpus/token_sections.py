@@ -14,7 +14,7 @@ def mixture(corpus: Corpus) -> Section:
     if not rows:
         return Section("mixture", "Mixture")
     drawn = [
-        (name, [Bar(row["asked_share"], "base", "asked"), Bar(row["share"], "train", "realised")])
+        (name, [Bar(row["asked_share"], "base", "requested"), Bar(row["share"], "train", "actual")])
         for name, row in rows.items()
     ]
     table = [
@@ -29,13 +29,13 @@ def mixture(corpus: Corpus) -> Section:
         ]
         for name, row in rows.items()
     ]
-    columns = ["source", "weight", "share of what there was", "asked", "realised", "epochs", "text"]
+    columns = ["source", "weight", "share of the text", "requested", "actual", "epochs", "text"]
     figure = Figure(
-        "Asked and realised",
-        bar_chart("Asked and realised", drawn, value_format=percent, width=900),
-        "Shares of the mixture's bytes. Where the realised share is smaller, the cap on epochs held it back.",
+        "Requested and actual",
+        bar_chart("Requested and actual", drawn, value_format=percent, width=900),
+        "Shares of the mixture's bytes. Where the actual share is smaller, the cap on epochs limited it.",
         "",
-        [("asked", "base"), ("realised", "train")],
+        [("requested", "base"), ("actual", "train")],
         wide=True,
     )
     return Section("mixture", "Mixture", "", [figure], [Table("", columns, table, numeric=(1, 2, 3, 4, 5, 6))])
@@ -64,14 +64,14 @@ def tokenizer(corpus: Corpus) -> Section:
             cells = [f"{compression[name]['vocab_size']:,}", source, fixed(statistics["bytes_per_token"])]
             rows.append([name, *cells, fixed(statistics["fertility"]), percent(statistics["unknown_share"], 2)])
     figure = Figure(
-        "Bytes a token",
+        "Bytes per token",
         bar_chart("Bytes per token", drawn, value_format=fixed, width=900),
         "On held-out documents, up to 1 MB of each source. With more bytes per token, longer texts fit.",
         "",
         [(name, styles[i % 5]) for i, name in enumerate(names)],
         wide=True,
     )
-    columns = ["tokenizer", "entries", "source", "bytes a token", "tokens a word", "unknown"]
+    columns = ["tokenizer", "entries", "source", "bytes per token", "tokens per word", "unknown"]
     return Section(
         "tokenizer", "Tokenizer", "", [figure], [Table("", columns, rows, folded=len(rows) > 12, numeric=(1, 3, 4, 5))]
     )

@@ -52,7 +52,7 @@ def data(pipeline: PipelineResults) -> Section:
         )
         lead.append(f"{tokens}, split by document.")
         if meta.get("train_bytes"):
-            lead.append(f"{meta['train_bytes'] / meta['train_tokens']:.2f} bytes a token.")
+            lead.append(f"{meta['train_bytes'] / meta['train_tokens']:.2f} bytes per token.")
     rows = []
     for id in ("instructions", "preferences"):
         figures = pipeline.figures(id)

@@ -219,7 +219,7 @@ def test_a_refused_document_and_one_that_hangs_are_failures_of_their_own(tmp_pat
         refused, hung = answers_of(url, tmp_path, 2, timeout_s=2, attempts=2)
         free.set()
     assert refused == EndpointFailure("HTTP 400: too long for the model")
-    assert hung == EndpointFailure("no whole answer within 2 s, 2 times")
+    assert hung == EndpointFailure("no complete answer within 2 s, 2 times")
     assert len(calls.bodies) == 3, "what is refused is not sent again"
 
 

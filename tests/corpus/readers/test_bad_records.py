@@ -287,7 +287,7 @@ def test_a_file_that_crashes_its_reader_costs_itself_alone(build, write, monkeyp
     """What it gave before stays, and the files behind it are read."""
     monkeypatch.setattr(table_process, "read_table", crash_after_reading)
     paths = write("a.parquet", parquet()), write("b.arrow", arrow()), write("c.parquet", parquet())
-    with pytest.raises(StageError, match=r"b\.arrow: reading it crashed behind row 43 \(SIGSEGV\)"):
+    with pytest.raises(StageError, match=r"b\.arrow: reading it crashed after row 43 \(SIGSEGV\)"):
         build(ingest, config(*paths))
     out = build(ingest, config(*paths, broken_files="quarantine"))
     [row] = json.loads((out / "aux" / "sources.json").read_text())

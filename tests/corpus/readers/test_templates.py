@@ -97,14 +97,14 @@ def test_a_label_without_words_and_an_empty_field_are_put_aside(build, write):
     reasons = [json.loads(line)["reason"] for line in (out / "aux" / "quarantine.jsonl").read_text().splitlines()]
     assert reasons == [
         "choices.label has no words for '-1', only for 0, 1, 2",
-        "the field hypothesis is no text or number, or empty",
+        "the field hypothesis is not a text or number, or is empty",
     ]
 
 
 @pytest.mark.parametrize("answers", [[""], ["  ", "\n"], []])
 def test_a_list_of_empty_texts_is_an_empty_field(answers, write):
     aside = _read({"q": "Who?", "answers": answers}, write, [{"prompt": "{q}", "answer": "{answers}"}])
-    assert isinstance(aside, Rejected) and aside.reason == "the field answers is no text or number, or empty"
+    assert isinstance(aside, Rejected) and aside.reason == "the field answers is not a text or number, or is empty"
 
 
 def test_a_field_that_the_records_do_not_have_is_told_before_a_run(write):

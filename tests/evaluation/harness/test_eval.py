@@ -365,7 +365,7 @@ def test_a_tokenizer_that_does_not_fit_is_named_before_a_model_is_asked(
         with pytest.raises(StageError, match="has 300 rows"):
             stage(small, run)
     # Shards of another tokenizer: ids that this model has never seen.
-    with pytest.raises(StageError, match=f"memorisation: there is the id 900, .* {rows} rows") as error:
+    with pytest.raises(StageError, match=f"memorisation: found the id 900, .* {rows} rows") as error:
         token_log_likelihoods(load_model(good, run), [[1, 2], [3, 900]], run, "memorisation")
     assert error.value.problems[0].code == "id_out_of_range"
     settings = json.loads((good / "tokenizer_config.json").read_text())

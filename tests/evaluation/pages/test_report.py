@@ -384,9 +384,9 @@ def test_folders_without_manifests_are_enough(tmp_path: Path) -> None:
     ("ready", "tokens", "said"),
     [
         (2_870_000, 1_020_000, "It read 36 % of the 2.87M tokens that were ready. Chinchilla's rule"),
-        (2_870_000, 1_020_000, "A longer training would better it, without more text."),
+        (2_870_000, 1_020_000, "A longer training would improve it, without more text."),
         (510_000, 1_020_000, "It read all, 2.0 times, of the 510k tokens"),
-        (102_000, 1_020_000, "More text would better it."),
+        (102_000, 1_020_000, "More text would improve it."),
     ],
 )
 def test_more_text_is_advised_only_where_the_text_was_read(ready: int, tokens: int, said: str, tmp_path: Path) -> None:

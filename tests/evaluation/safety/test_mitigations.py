@@ -200,7 +200,7 @@ def test_every_model_that_was_trained_to_be_less_toxic_has_a_row_of_the_table(
     assert {row["kind"] for row in rows[2:]} == {"tuned"} and len({row["nats_per_token"] for row in rows}) == 5
     assert {f"{name}_{figure}_change_low" for name in names for figure in ("cloze", "toxicity")} <= figures.keys()
     step = {"uses": "mitigations", "inputs": {"model": "pretrain", "prefix": "pretrain"}, **asked}
-    assert problems_of({"milder": step}) == {"steps.milder.inputs.prefix": ("name_taken", "call the input otherwise")}
+    assert problems_of({"milder": step}) == {"steps.milder.inputs.prefix": ("name_taken", "rename the input")}
     with pytest.raises(StageError, match="this name too"):
         mitigations(config, {"model": model_dir, "prefix": inputs["tuned"]}, out, run)
 

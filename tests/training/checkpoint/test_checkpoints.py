@@ -91,9 +91,9 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "name", "said"),
     [
-        (_cut, "rank0.safetensors", "rank0.safetensors is cut short"),
-        (_flip, "rank0.safetensors", "rank0.safetensors is not as it was written"),
-        (_flip, "state.json", "state.json is not as it was written"),
+        (_cut, "rank0.safetensors", "rank0.safetensors is truncated"),
+        (_flip, "rank0.safetensors", "rank0.safetensors has changed since it was written"),
+        (_flip, "state.json", "state.json has changed since it was written"),
         (Path.unlink, "rank0.json", "rank0.json is missing"),
         (Path.unlink, "manifest.json", "manifest.json is missing"),
         (_cut, "manifest.json", "manifest.json cannot be read"),
@@ -121,7 +121,7 @@ def test_training_passes_over_a_damaged_checkpoint_and_a_half_written_one(
     (newest.parent / "unfinished.ba000000009").mkdir()
     _train(tmp_path / "model", inputs, journal)
     assert journal.events() == [
-        "passing over the checkpoint of batch 6: rank0.safetensors is not as it was written",
+        "passing over the checkpoint of batch 6: rank0.safetensors has changed since it was written",
         "continuing pretrain at batch 4 of 12",
     ]
     assert [path.name for path in sorted(newest.parent.iterdir())] == ["ba000000008", "ba000000012"]

@@ -127,7 +127,7 @@ def test_a_machine_that_is_lost_takes_no_complete_checkpoint_along(
     left = {key: bucket.get_object(Bucket="saved", Key=key)["Body"].read() for key in _keys(bucket)}
     found = _train(tmp_path / "replaced" / "model", inputs, journal, PLACE)
     said = journal.events()
-    assert "passing over the uploaded checkpoint of batch 15: its upload was not ended" in said
+    assert "passing over the uploaded checkpoint of batch 15: its upload was not completed" in said
     assert "continuing pretrain at batch 10 of 30" in said
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(found).items())
     assert _complete(bucket)[-1] == 30

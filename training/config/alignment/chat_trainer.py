@@ -12,7 +12,7 @@ from training.config.trainer import TrainerConfig
 
 # A prompt's roles and one token of its text.
 _LEAST_PROMPT = 4
-MORE_POSITIONS = "take a model with more positions"
+MORE_POSITIONS = "use a model with more positions"
 """Remedy of a problem of `no_room`."""
 
 

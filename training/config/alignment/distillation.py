@@ -80,14 +80,14 @@ class DistillConfig(ChatTrainerConfig):
             positions: of the model, if known.
         """
         longest = min(self.max_length, positions or self.max_length)
-        fix = "raise max_length" if longest == self.max_length else "take a model with more positions"
+        fix = "raise max_length" if longest == self.max_length else "use a model with more positions"
         return no_room("distill", self.answer_max_tokens, longest, fix)
 
     @model_validator(mode="after")
     def _text_alone(self) -> Self:
         if self.endpoint is None:
             if self.sampling != type(self).model_fields["sampling"].default:
-                raise ValueError("sampling: expected an endpoint together with it: a teacher of a step writes nothing")
+                raise ValueError("sampling: expected an endpoint as well: a teacher from a step writes no text")
             return self
         for key in ("beta", "on_policy_share", "top_k", "loss_temperature"):
             if getattr(self, key) != type(self).model_fields[key].default:

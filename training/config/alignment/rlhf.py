@@ -335,7 +335,7 @@ class RlhfConfig(ChatTrainerConfig):
         if ahead.max_staleness and self.chosen_algorithm == "raft":
             raise ValueError(
                 "async.max_staleness: expected 0 for raft: its cross entropy has no ratio that corrects answers of "
-                "earlier weights; take grpo, rloo, ppo or reinforce++"
+                "earlier weights; use grpo, rloo, ppo or reinforce++"
             )
         if (groups := self.rollout_prompts // self.answers_per_prompt) % ahead.parts:
             raise ValueError(

@@ -47,5 +47,5 @@ class RubricConfig(Config):
     def _has_one_judge(self) -> Self:
         default = type(self).model_fields["sampling"].default
         if self.endpoint is None and self.sampling != default:
-            raise ValueError("sampling: expected an endpoint together with it: a model of a step is not sampled")
+            raise ValueError("sampling: expected an endpoint as well: a model from a step is not sampled")
         return self

@@ -86,7 +86,7 @@ class SftConfig(ChatTrainerConfig):
         problems = no_room("sft", self.answer_max_tokens, longest, fix)
         if self.text_share and not 0 < self.text_per_batch < self.global_batch_examples:
             message = f"of {self.global_batch_examples} examples this is {self.text_per_batch}"
-            fix = "take a share that leaves at least one of text and one of instructions, or raise the batch"
+            fix = "set a share that leaves at least one of text and one of instructions, or raise the batch"
             problems.append(Problem("contradiction", "sft.text_share", message, fix))
         if self.start_share and self.lora and self.lora.quantize:
             message = "a share of the weights before is not measured beside weights in 4 bits"

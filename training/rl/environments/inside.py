@@ -51,7 +51,7 @@ def load(path: str) -> Any:
     if location.endswith(".py"):
         spec = importlib.util.spec_from_file_location("environment_of_the_user", location)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{location} is no module")
+            raise ImportError(f"{location} is not a module")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)

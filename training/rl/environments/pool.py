@@ -84,7 +84,7 @@ class EnvironmentPool:
         """One sentence for the log."""
         config = self._config
         if self.kind == "none":
-            where = "without a sandbox, with the rights of this process"
+            where = "without a sandbox, with the permissions of this process"
         else:
             where = f"in a sandbox ({self.kind}), {'with' if config.network else 'without'} a network"
         return (
@@ -136,7 +136,7 @@ class EnvironmentPool:
             again = self._sent(slot, episode, earlier)
             if isinstance(again, EpisodeFailure) or again != before:
                 self.drop(episode)
-                return EpisodeFailure("lost", "its process was replaced, and its repetition went another way")
+                return EpisodeFailure("lost", "its process was replaced, and the replay diverged")
         slot.stale.discard(episode)
         reply = self._sent(slot, episode, request)
         if isinstance(reply, EpisodeFailure) or "reward" in reply:
@@ -195,7 +195,7 @@ def _checked(line: bytes) -> Reply | EpisodeFailure:
     try:
         reply = parse_json(line)
     except BadJson as error:
-        return EpisodeFailure("error", f"its reply is no JSON: {error}")
+        return EpisodeFailure("error", f"its reply is not JSON: {error}")
     if not isinstance(reply, dict):
         return EpisodeFailure("error", "its reply is not an object")
     if "error" in reply:

@@ -67,7 +67,7 @@ def _costs(results: dict[str, Any]) -> Table:
         rows.append([row["name"], *cells, fixed(row["nats_per_token"]), fixed(row["distinct_2"]), drawn])
     columns = ["model", *tasks, "nats per token", "distinct pairs", "drawn for one kept"]
     note = (
-        "Accuracy and its change on the same items. Nats a token: how unlikely the continuations are to the plain "
+        "Accuracy and its change on the same items. Nats per token: how unlikely the continuations are to the plain "
         "model after their prompts. Distinct pairs: different pairs of words over all of a prompt (Li et al. 2016)."
     )
     return Table("What they cost", columns, rows, note, numeric=tuple(range(1, len(columns))))

@@ -231,7 +231,7 @@ def _paired_table(pairs: list[tuple[str, PairedToxicity]]) -> list[Table]:
         ]
         for models, comparison in pairs
     ]
-    columns = ["models", "expected maximum toxicity", "toxicity probability", "characters a continuation"]
+    columns = ["models", "expected maximum toxicity", "toxicity probability", "characters per continuation"]
     note = (
         "Over the same prompts, which is sharper than comparing two intervals by eye. Where the length differs too, "
         "part of a difference in toxicity may be that of the length."

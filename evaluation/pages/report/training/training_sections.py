@@ -132,11 +132,11 @@ def _length_of_training(pipeline: PipelineResults, id: str, tokens: float, per_p
         return sentences
     sentences.append("Chinchilla's rule is about 20 tokens per parameter: this model is undertrained for its size.")
     if ready and tokens < 0.95 * ready:
-        sentences.append("A longer training would better it, without more text.")
+        sentences.append("A longer training would improve it, without more text.")
     elif ready and tokens < 4 * ready:
-        sentences.append("Reading the text again would better it, up to about four times (Muennighoff et al. 2023).")
+        sentences.append("Reading the text again would improve it, up to about four times (Muennighoff et al. 2023).")
     else:
-        sentences.append("More text would better it." if ready else "More tokens would better it.")
+        sentences.append("More text would improve it." if ready else "More tokens would improve it.")
     return sentences
 
 
@@ -185,7 +185,7 @@ def _corrections(corrections: list[dict[str, Any]]) -> list[Table]:
         for correction in corrections
     ]
     columns = ["batch", "alarm by", "value", "usual", "back to", "learning rate", "batches left out"]
-    note = "Made without a person by the guard; they follow from config, data and seed."
+    note = "Made automatically by the guard; they depend only on config, data and seed."
     return [Table("Corrections in flight", columns, rows, note, numeric=(0, 2, 3, 4, 5))] if rows else []
 
 
