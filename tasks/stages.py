@@ -261,7 +261,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "instructions",
             about="Prompts with their responses, for instruction tuning.",
-            version=9,
+            version=10,
             config=InstructionsConfig,
             function="corpus.instructions:instructions",
             inputs=(may_have("benchmark_text", "test_items"),),
@@ -279,7 +279,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "preferences",
             about="Prompts with a better and a worse response, for a reward model or preference tuning.",
-            version=11,
+            version=12,
             config=PreferencesConfig,
             function="corpus.preferences:preferences",
             inputs=(may_have("benchmark_text", "test_items"),),

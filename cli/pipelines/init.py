@@ -182,7 +182,7 @@ def _tried(rules: FittingRules | None) -> list[str]:
 
 def _wishes(data: tuple[str, ...], kinds: tuple[str, ...], text_fields: tuple[str, ...]) -> dict[str, Any]:
     """Values of a `[PATH=]VALUE` option, by path."""
-    from corpus.recognition.forms import KINDS, Wish
+    from corpus.recognition.readings import KINDS, Wish
 
     wishes = dict.fromkeys(data, Wish())
     for option, values in (("--as", kinds), ("--text-field", text_fields)):

@@ -24,7 +24,8 @@ from corpus.readers.config import FileDocuments, HuggingFaceDocuments
 from corpus.readers.plan import COMPRESSION_SUFFIXES
 from corpus.readers.record import pick
 from corpus.recognition.first_records import first_record_problems
-from corpus.recognition.forms import ANY, Group, Kind, Reading, Wish, groups_of
+from corpus.recognition.forms import Group, groups_of
+from corpus.recognition.readings import ANY, Kind, Reading, Wish
 from evaluation.pages.words import compact, size
 from flows.config.pipeline_config import PipelineConfig
 from infra.errors import ConfigError, Problem, StageError

@@ -222,6 +222,11 @@ _ADDRESSED = frozenset(_ADDRESSED_WORDS.split())
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9]*|§")
 _WORD_BEFORE = re.compile(r"(?P<word>[A-Za-z§][A-Za-z0-9]*)?(?P<joint>[\s\"':=#>~-]{0,4})$")
 _SENTENCE_END = re.compile(r"[.!?;]\s|\n")
+_VERSION_OF = re.compile(r"version[\s\"':=(]{1,4}$", re.IGNORECASE)
+_GLUED_WORD = re.compile(r"[A-Za-z]+$")
+_LINE_START = re.compile(r"(?:^|\n)[ \t]*(?:#+[ \t]*)?$")
+_TITLE = re.compile(r"\.?[ \t]+[A-Z][^\n]{0,60}(?:\n|$)")
+_MOST_SECTIONS = 40
 _SENTENCE_CHARACTERS = 160
 
 
@@ -234,12 +239,19 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
     """
     before = text[max(0, start - _SENTENCE_CHARACTERS) : start]
     following = text[end : end + _SENTENCE_CHARACTERS]
+    if _VERSION_OF.search(before):  # AssemblyVersion("4.8.3.1")
+        return True
+    if glued := _GLUED_WORD.search(before):  # go1.21.0.1
+        return glued.group().lower() not in _ADDRESSED
+    title = _TITLE.match(following) if _LINE_START.search(before) else None
+    if title and _is_section(text[start:end], title.group()):
+        return True
     if before[-1:] in "[(@" and before:
         return False
     if before.endswith("//"):
         return False
-    if re.search(r"[A-Za-z][/_-]$|(?<![A-Za-z])[vV]$|[=><~!]=$|§\s?$", before):
-        # Chrome/121.0.1.4, tool-1.2.3.4, v1.2.3.4, thing==1.2.3.4; but Contributions/1.2.3.4 names a person.
+    if re.search(r"[A-Za-z][/_-]$|[=><~!]=$|§\s?$", before):
+        # Chrome/121.0.1.4, tool-1.2.3.4, thing==1.2.3.4; but Contributions/1.2.3.4 names a person.
         return not re.search(r"(?:Contributions|User|talk|address|ip)[/_-]$", before, re.IGNORECASE)
     if re.match(r":\d|/\d", following):
         return False
@@ -257,6 +269,14 @@ def _is_numbering(text: str, start: int, end: int) -> bool:
         if direct["joint"] == " " and (is_name or (any(map(str.isupper, word[1:])) and not word.isupper())):
             return True
     return _mentions_numbering(before, following)
+
+
+def _is_section(number: str, title: str) -> bool:
+    """Return True for `5.2.1.3 Results`: small numbers of which not all are the same, before a title without a word of
+    addresses."""
+    parts = number.split(".")
+    is_small = all(int(part) <= _MOST_SECTIONS for part in parts) and len(set(parts)) > 1
+    return is_small and not any(word.lower() in _ADDRESSED for word in _WORDS.findall(title))
 
 
 def _mentions_numbering(before: str, following: str) -> bool:

@@ -33,6 +33,7 @@ FOUND = {
         "The server {8.8.8.8}:53 answers.",
         "It answers at {2606:4700:4700::1111}, too",
         "host={2001:470:1f0b:0:0:0:0:2}",
+        "{93.184.216.34} Failed login\n{8.8.8.8} Google\nIP{93.184.216.34}",
     ],
     "phone": [
         "Call me: {(212) 736-5000} or {+49 30 227 32152}.",
@@ -62,6 +63,7 @@ NOT_FOUND = [
     "He sat @ home; follow @someone, or a@b without a dot.",
     "npm install react@18.2.0 @types/node@20.1.5; uses: actions/checkout@v4.1.0 and openssl@3.0",
     "Version 10.2.3.4.5 and section 1.2.3 of the manual, at 127.0.0.1 or 192.168.1.20 or 300.1.1.1",
+    '[assembly: AssemblyVersion("4.8.3.1")] needs go1.21.0.1\n\n### 5.2.1.3 Results\n5.2.1.4 Further work',
     "The call is at 12:30:45 on 2002-08-22, std::vector<int>::size_type and a::b::c",
     "ISBN 978-3-16-148410-0, order 4111 1111 1111 1112 of 1234567890123456, pi = 3.14159265358979",
     "It was 1995-1999, 2,147,483,647 times, #2127365000 in base 10, commit 2127365000",

@@ -23,7 +23,8 @@ from corpus.readers.hub import dataset_files
 from corpus.readers.plan import FilePart
 from corpus.readers.texts import read_texts
 from corpus.recognition.first_records import first_record_problems
-from corpus.recognition.forms import Wish, groups_of
+from corpus.recognition.forms import groups_of
+from corpus.recognition.readings import Wish
 from evaluation.config import BenchmarkTask
 from evaluation.harness.task_rows import task_rows
 from infra.errors import StageError

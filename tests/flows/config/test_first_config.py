@@ -20,7 +20,7 @@ from datasets import Dataset, DatasetDict
 from cli.commands import stemma
 from corpus.config import IngestConfig, InstructionsConfig, PreferencesConfig
 from corpus.recognition.first_records import first_record_problems
-from corpus.recognition.forms import Wish
+from corpus.recognition.readings import Wish
 from flows.planning.first_config import fit, look
 from infra.errors import ConfigError
 

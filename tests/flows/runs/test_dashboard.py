@@ -168,7 +168,7 @@ def test_a_finished_run_and_its_files(store: Path) -> None:
     data, ended = pages.get(f"/run/{run_id}/events").text.strip().split("\n\n")
     assert {"head", "picture", "results", "log"} <= json.loads(data.removeprefix("data: ")).keys()
     assert ended.startswith("event: ended")
-    # What the page shows already is not sent again: it would be drawn anew under the reader's pointer.
+    # What the page shows already is not sent again: it would be drawn again under the reader's pointer.
     [events] = re.findall(r'data-events="([^"]+)"', page.text)
     assert pages.get(html.unescape(events)).text.startswith(": nothing new\n\nevent: ended")
 

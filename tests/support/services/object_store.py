@@ -122,7 +122,7 @@ def _answer(proxy: Proxy, status: int, code: str, message: str) -> bool:
 
 
 def silent(proxy: Proxy) -> bool:
-    """Answers nothing until the client gives up, which takes as long as STEMMA_S3_READ_TIMEOUT_S says."""
+    """Answers nothing until the client gives up, after STEMMA_S3_READ_TIMEOUT_S seconds."""
     proxy.connection.recv(1)
     proxy.close_connection = True
     return True
@@ -145,7 +145,7 @@ def flips_a_bit(proxy: Proxy) -> bool:
 
 
 def loses_the_answer(proxy: Proxy) -> bool:
-    """Does what was asked, and breaks the connection before it says so."""
+    """Does what was asked, and breaks the connection before it answers."""
     proxy.loses = True
     return False
 
