@@ -226,7 +226,7 @@ def test_same_bytes_for_any_number_of_workers_and_after_an_interruption(tmp_path
 
 
 def test_a_corpus_of_short_repetitions_is_refused_and_not_emptied(build, tmp_path):
-    with pytest.raises(StageError, match="too short without what it repeats"):
+    with pytest.raises(StageError, match="too short after repeated passages are cut"):
         build(dedupe, DedupeConfig(**ONLY, substrings={}), documents=written(tmp_path / "in", ["ะ" * 500]))
 
 

@@ -110,5 +110,5 @@ def test_train_in_the_name_of_one_file_of_a_dataset_takes_no_other_file_out(writ
         "train_timetables.jsonl",
     ]
     write("test.jsonl", LINE)
-    with pytest.raises(StageError, match=r"every file of records to name its split.*news\.jsonl"):
+    with pytest.raises(StageError, match=r"every data file to name its split.*news\.jsonl"):
         dataset_files(str(folder), None, "train", None)

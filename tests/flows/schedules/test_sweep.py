@@ -331,7 +331,7 @@ def test_a_law_of_trials_predicts_the_largest_and_is_a_file_for_plan(config: Pat
     assert found["held_out"]["parameters"] == 4e5 and abs(found["held_out"]["miss"]) < 1e-3
     assert find_law(str(tmp_path / "law.json")).loss(4e5, 4e6) == pytest.approx(trials[-1].value, rel=1e-3)
     page = sweep_page("tiny", {**summary(sweep, trials, False), "law": found}, {})
-    assert "a line a size" in page and "a miss of" in page
+    assert "one line per size" in page and "a miss of" in page
     # 1e5 · 4e6 = 2e5 · 2e6 = 4e5 · 1e6: three sizes at one budget.
     (budget,) = found["isoflop"]["budgets"]
     assert budget["flops"] == pytest.approx(2.4e12) and len(budget["points"]) == 3

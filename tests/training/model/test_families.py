@@ -363,7 +363,7 @@ def test_a_gpu_takes_no_dense_mask_for_documents_where_flex_attention_can_be_had
     choose_attention(dropped, gpu, LENGTH, documents=True)
     assert dropped.config._attn_implementation == "sdpa"
     asked = Hardware(torch.device("cuda"), bf16=True, attention="flex_attention")
-    with pytest.raises(StageError, match="knows no dropout"):
+    with pytest.raises(StageError, match="does not support attention dropout"):
         choose_attention(dropped, asked, LENGTH, documents=True)
 
 
