@@ -351,7 +351,10 @@ def test_a_call_may_be_preferred(write: Write) -> None:
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ({"prompt": [ASK], "chosen": [CALLS, RESULT, ANSWER], "rejected": [ANSWER]}, "only the last message of the assistant may differ"),
+        (
+            {"prompt": [ASK], "chosen": [CALLS, RESULT, ANSWER], "rejected": [ANSWER]},
+            "only the last message of the assistant may differ",
+        ),
         ({"prompt": [ASK], "chosen": [CALLS], "rejected": [CALLS]}, "equal answers"),
         ({"prompt": [ASK, CALLS], "chosen": [ANSWER], "rejected": [BAD]}, "results of functions after their calls"),
     ],
