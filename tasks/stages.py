@@ -513,7 +513,7 @@ OUR_STAGES: dict[str, Stage] = {
         Stage(
             "register",
             about="Gates, model card and registration of the final model.",
-            version=8,
+            version=9,
             config=RegisterConfig,
             function="evaluation.register:register",
             inputs=(needs("model"),),

@@ -48,7 +48,7 @@ class RegisterConfig(StageConfig):
     """The registered model's name; by default the pipeline's."""
     gates: tuple[Gate, ...] = ()
     """Bounds that must all hold."""
-    intended_use: str = "Research on training language models. Not for use by people who do not know what it is."
+    intended_use: str = "Research on training language models. Not evaluated for use in products or by the public."
     """Intended use, as printed in the model card."""
     licence: str = ""
     """The model's licence in its card: an identifier of the Hugging Face hub, e.g. apache-2.0, or another name."""
