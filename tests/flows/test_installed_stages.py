@@ -142,9 +142,9 @@ def test_code_version_and_package_of_an_installed_stage_are_in_its_fingerprint(
         result={},
     )
     assert changed() == (False, ["its artifact is gone"])
-    package.edit("longest.py", "len(one.text), one.id", "len(one.text), one.source, one.id")
+    package.edit("longest.py", "len(document.text), document.id", "len(document.text), document.source, document.id")
     assert changed() == (True, [f"the content of the source code of {NAME} changed"])
-    package.edit("longest.py", "len(one.text), one.source, one.id", "len(one.text), one.id")
+    package.edit("longest.py", "len(document.text), document.source, document.id", "len(document.text), document.id")
     assert changed()[0] is False
     package.install("0.2.0", {"longest": "longest_documents.stages:LONGEST"})
     assert changed() == (True, [f"package changed: {NAME} 0.1.0 → {NAME} 0.2.0"])

@@ -391,5 +391,5 @@ def test_sentences_of_winobias_that_have_no_counterpart_are_named(tmp_path: Path
 
 def test_each_kind_of_set_is_asked_for_once(tmp_path: Path) -> None:
     twice = [{"kind": "bbq", "path": str(tmp_path)}] * 2
-    with pytest.raises(ValueError, match="given twice: bbq"):
+    with pytest.raises(ValueError, match="listed twice: bbq"):
         SafetyConfig.model_validate({"bias": {"sets": twice}})
