@@ -66,6 +66,7 @@ def command(
     """
     from evaluation.pages.words import compact, seconds, size
     from flows.config.read import load
+    from flows.planning.config_sections import split_notes
     from flows.planning.first_config import (
         first_config,
         fit,
@@ -73,7 +74,6 @@ def command(
         longest_read,
         refuse_two,
         source_problems,
-        split_notes,
         tried_rules,
         tried_split,
         tuning_config,

@@ -13,9 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from corpus.config import (
-    HELDOUT_SHARE,
     READS_RECORDS,
-    SUITES,
     IngestConfig,
     InstructionsConfig,
     PreferencesConfig,
@@ -28,10 +26,10 @@ from corpus.recognition.forms import Group, groups_of
 from corpus.recognition.readings import ANY, Kind, Reading, Wish
 from evaluation.pages.words import compact, size
 from flows.config.pipeline_config import PipelineConfig
+from flows.planning.config_sections import about_split, clean_section, heldout_key, validate_section, yaml_value
 from infra.errors import ConfigError, Problem, StageError
 from infra.io.json import read_own_json
 from infra.io.sources import by_name, size_of
-from infra.io.yaml import read_plain, read_text
 from infra.launch.config import LaunchConfig
 from training.config.presets import PRESETS, Preset
 
@@ -54,10 +52,6 @@ SMALL, SMALL_BYTES = 2000, 50_000_000
 (`flows.planning.small_data`)."""
 PAGE = 30_000
 """Bytes of a page in a WARC file, about."""
-LEAST_OF_LIMIT = 1.5
-"""Multiple of the least number of rows of a suite below which a config lowers it, since later stages drop rows."""
-SAMPLE_ERROR = 0.01
-"""Distance from a limit of a suite that a share of a sample is taken for below it."""
 COMPRESSED = 3.0
 """Compression ratio of text on disk: gzip on English, about."""
 TOKENS_A_PARAMETER = 20
@@ -250,13 +244,13 @@ def first_config(
         "",
         *_section("ingest", "documents", sources),
         "",
-        *_validate(rules, split),
-        *_clean(rules),
+        *validate_section(rules, split),
+        *clean_section(rules),
         "dedupe:",
         "",
-        *_about_split(split),
-        f"tokenizer: {{vocab_size: {fitted.vocab_size}{_share(split)}}}",
-        f"shard: {{sequence_length: {fitted.sequence_length}{_share(split)}}}",
+        *about_split(split),
+        f"tokenizer: {{vocab_size: {fitted.vocab_size}{heldout_key(split)}}}",
+        f"shard: {{sequence_length: {fitted.sequence_length}{heldout_key(split)}}}",
         "",
         "pretrain:",
         f"  model: {{preset: {fitted.preset}}} # {_why(fitted)}",
@@ -302,7 +296,7 @@ def tuning_config(
         f"name: {name}",
         "seed: 17",
         "",
-        f"base_model: {{path: {_quoted(model)}}}",
+        f"base_model: {{path: {yaml_value(str(model))}}}",
         "",
     ]
     steps: list[str] = []
@@ -311,8 +305,8 @@ def tuning_config(
         lines += [
             *_section("ingest", "documents", sources),
             "",
-            *_validate(rules, split),
-            *_clean(rules),
+            *validate_section(rules, split),
+            *clean_section(rules),
             "dedupe:",
             "",
         ]
@@ -320,9 +314,9 @@ def tuning_config(
             "  shards:",
             "    uses: shard",
             "    inputs: {documents: dedupe, tokenizer: base_model}",
-            *(f"    {line}" for line in _about_split(split)),
+            *(f"    {line}" for line in about_split(split)),
             f"    sequence_length: {length}",
-            *(["    " + _share(split).removeprefix(", ")] if _share(split) else []),
+            *(["    " + heldout_key(split).removeprefix(", ")] if heldout_key(split) else []),
             "  continued:",
             "    uses: pretrain",
             "    inputs: {model: base_model, shards: shards, tokenizer: base_model}",
@@ -425,97 +419,10 @@ def tried_split(
     return fitting_split(documents, pairs, sequence_length)
 
 
-def _share(split: SmallSplit | None) -> str:
-    """The key of the held-out share, to follow others in braces; "" for the default share."""
-    return f", heldout_share: {split.heldout_share:g}" if split and split.heldout_share != HELDOUT_SHARE else ""
-
-
-def _about_split(split: SmallSplit | None) -> list[str]:
-    return [f"# {note}" for note in split_notes(split)] if split and split.read and _share(split) else []
-
-
-def split_notes(split: SmallSplit | None) -> list[str]:
-    """The reason for a held-out share that is not the default one."""
-    if split is None or not _share(split):
-        return []
-    parts = [f"{split.heldout:,} of {split.kept:,} documents"] if split.read else []
-    parts += [f"{sides.heldout:,} of {sides.all:,} {name}" for name, sides in split.pairs.items()]
-    return [
-        f"little data: heldout_share {split.heldout_share:g} holds out {' and '.join(parts)}, the default "
-        f"{HELDOUT_SHARE:g} too few; it is the same in all stages"
-    ]
-
-
-def _validate(rules: FittingRules | None, split: SmallSplit | None = None) -> list[str]:
-    """The section `validate`, whose share of texts that look like language is that of the sample where it is lower, and
-    whose least number of rows is lower for small data."""
-    lines = ["validate: # Great Expectations suites; configs/suites has their limits"]
-    for kind in ("documents", "clean", "instructions", "preferences"):
-        limits, keys, reasons = read_plain(read_text(SUITES / f"{kind}.yaml"))["limits"], [], []
-        rows = _rows(split, kind)
-        if rows is not None and rows < (1 if kind == "documents" else LEAST_OF_LIMIT) * limits["min_rows"]:
-            keys.append(f"min_rows: {max(1, rows // 2)}")
-            reasons.append(f"there are {rows}; by default at least {limits['min_rows']}")
-        if rules is not None and rules.documents and kind in ("documents", "clean"):
-            share, limit = (
-                rules.language_like if kind == "documents" else rules.language_like_kept,
-                limits["min_language_like_share"],
-            )
-            if share < limit + SAMPLE_ERROR:
-                lowered = max(0, math.floor(100 * (share - 0.05)) / 100)
-                keys.append(f"min_language_like_share: {lowered:g}")
-                reasons.append(f"{share:.0%} of the sampled documents look like language; by default {limit:.0%} must")
-        if keys:
-            lines.append(f"  {kind}: {{{', '.join(keys)}}} # {'; '.join(reasons)}")
-    return lines
-
-
-def _rows(split: SmallSplit | None, kind: str) -> int | None:
-    """Number of rows of small data that a suite counts; None for many, or none."""
-    if split is None:
-        return None
-    if kind in split.pairs:
-        return split.pairs[kind].trained
-    return {"documents": split.read, "clean": split.kept}.get(kind) or None
-
-
-def _clean(rules: FittingRules | None) -> list[str]:
-    """The section `clean`, with the reason for each rule that is turned off."""
-    if rules is None or not rules.documents:
-        return ["clean: # Gopher's rules, for prose"]
-    tried = f"{rules.documents:,} sampled documents"
-    if not rules.left_out:
-        return [f"clean: # Gopher's rules, for prose; they drop {rules.dropped:.0%} of {tried}"]
-    lines = [
-        f"clean: # Gopher's rules, for prose, but for those that drop too many of {tried}",
-        f"  # (their shares are below). The other rules drop {rules.dropped:.0%} of them.",
-    ]
-    for family, keys in rules.keys.items():
-        if not isinstance(keys, Mapping):
-            lines.append(f"  {family}: {_value(keys)} # {_reasons(rules, family)}")
-            continue
-        lines.append(f"  {family}:")
-        lines += [f"    {key}: {_value(value)} # {_reasons(rules, f'{family}.{key}')}" for key, value in keys.items()]
-    return lines
-
-
-def _reasons(rules: FittingRules, key: str) -> str:
-    """The limits of a key that are turned off, and the shares that they would drop."""
-    reasons = []
-    for left in rules.left_out:
-        name, limit = left.rule.name, left.rule.low if left.rule.high == math.inf else left.rule.high
-        if name == key:
-            reasons.append(f"{limit:,g} would drop {left.share:.0%}")
-        elif name.startswith(f"{key}."):
-            reasons.append(f"n={name.rpartition('.')[2]} would drop {left.share:.0%}")
-    first, *more = reasons
-    return ", ".join([first, *(reason.replace(" would drop", "") for reason in more)])
-
-
 def _section(
     section: str, kind: Kind, sources: Sequence[InspectedSource], split: SmallSplit | None = None
 ) -> list[str]:
-    lines = [f"{section}:", *([f"  {_share(split).removeprefix(', ')}"] if _share(split) else []), "  read:"]
+    lines = [f"{section}:", *([f"  {heldout_key(split).removeprefix(', ')}"] if heldout_key(split) else []), "  read:"]
     chosen = [source for source in sources if source.kind == kind]
     names = source_names(chosen) if kind == "documents" else [""] * len(chosen)
     for source, name in zip(chosen, names, strict=True):
@@ -524,7 +431,7 @@ def _section(
         lines += [f"    # fields: {', '.join(source.fields)}"] if source.fields else []
         called = {"name": name} if name else {}
         named = {**dict([*source.source.items()][:1]), **called, **source.source, **source.keys}
-        lines.append(f"    - {{{', '.join(f'{key}: {_value(value)}' for key, value in named.items())}}}")
+        lines.append(f"    - {{{', '.join(f'{key}: {yaml_value(value)}' for key, value in named.items())}}}")
         if kind == "documents":
             lines.append("      # optional, for reports: licence: CC-BY-4.0, language: en")
     return lines
@@ -546,28 +453,6 @@ def source_names(sources: Sequence[InspectedSource]) -> list[str]:
         options = (name if number == 1 else f"{name}-{number}" for number in count(1))
         names.append(next(option for option in options if option not in names))
     return names
-
-
-def _value(value: Any) -> str:
-    """A value in YAML."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, str):
-        return _quoted(value)
-    return json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    is_plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./-]*", text) and text.lower() not in (
-        "yes",
-        "no",
-        "on",
-        "off",
-        "null",
-        "true",
-        "false",
-    )
-    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def inspect_sources(
